@@ -1,0 +1,45 @@
+// Room: engine. The engine thread: plan, run, settle, until told to stop. All its state belongs to that thread; Submit, Cancel,
+// Stats and Drain may be called from any thread and talk to it by a queue.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/request.h"
+
+namespace pliant {
+
+/// Counters only rise; gauges are the state after the last step.
+struct EngineStats {
+  // gauges
+  std::int64_t running = 0, waiting = 0;
+  std::int64_t pages_total = 0, pages_free = 0, pages_cached = 0;  // cached: held only by the prefix cache
+  std::int64_t kv_bytes_total = 0, kv_bytes_used = 0;
+  std::int64_t blocks_by_state[5][5] = {};  // [planes of K][planes of V]
+  // counters
+  std::int64_t requests_admitted = 0, requests_finished = 0, requests_cancelled = 0, requests_failed = 0, requests_rejected = 0;
+  std::int64_t prompt_tokens = 0, generated_tokens = 0;
+  std::int64_t prefix_lookup_tokens = 0, prefix_hit_tokens = 0;
+  std::int64_t preemptions = 0, demotions = 0, restores = 0, offloads = 0;
+  std::int64_t steps = 0, step_nanoseconds = 0;
+  std::int64_t nonfinite_requests = 0;  // ended because their logits were not finite
+};
+
+class Engine {
+ public:
+  virtual ~Engine() = default;
+  /// Queues a request. ResourceExhausted when the waiting queue is full, Unavailable while draining, TooLarge when it could never
+  /// fit (prompt + max_tokens over the context or the pool): nothing was queued then and the sink is not called.
+  virtual Result<RequestId> Submit(GenerateRequest request, EventSink sink) = 0;
+  /// Ends a request soon; its last event says kCancelled. Unknown or finished ids are ignored.
+  virtual void Cancel(RequestId id) = 0;
+  virtual EngineStats Stats() const = 0;
+  /// No new requests; returns true when all have finished, false after `seconds` (what is left is then cancelled).
+  virtual bool Drain(double seconds) = 0;
+  /// Largest prompt + output in tokens a request may have here (the model's context or --context, and the pool).
+  virtual std::int64_t MaxContext() const = 0;
+};
+
+}  // namespace pliant
