@@ -49,6 +49,7 @@ struct GenerateRequest {
   KvParams kv;
   int priority = 0;             // higher first
   bool special_in_text = false;  // write control tokens out as text
+  bool report_prefill = false;   // send an event without tokens after each prefill chunk (a terminal shows progress)
 };
 
 enum class FinishReason { kStop, kLength, kCancelled, kError };
@@ -75,6 +76,7 @@ struct TokenEvent {
   std::string stop_match;                // the stop string that ended it, if one did
   Status error;                          // with kError
   Usage usage;                           // final with the last event
+  std::int64_t prompt_done = 0;          // prompt tokens computed so far, with report_prefill
 };
 
 /// Called on the engine thread; must not block and must not call the engine except Cancel. Not called after the last event.

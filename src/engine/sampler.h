@@ -1,0 +1,57 @@
+// Room: engine. From one row of logits to one token. A Sampler belongs to one request and is used on the engine thread only.
+//
+// Order of work: repetition, presence and frequency penalties and logit_bias change the logits; temperature divides them; then
+// min_p, top_k and top_p cut the distribution, each on what the one before left. Logprobs are those of the model itself, before
+// any of that. Randomness depends on the seed and the token's index alone, never on the batch.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "engine/request.h"
+
+namespace pliant {
+
+class Sampler {
+ public:
+  /// `random_seed` is used when the request names no seed. The prompt counts for the repetition penalty.
+  Sampler(const SamplingParams& params, std::span<const TokenId> prompt, std::uint64_t random_seed);
+
+  /// The next token from `logits` [vocabulary] (valid ids: 0 .. vocab_size - 1, the row may be padded beyond). Internal when a
+  /// logit that matters is not finite: the request must end, no token is invented.
+  Result<TokenLogprob> Sample(std::span<const float> logits, std::int64_t vocab_size);
+
+  /// Forbids tokens for the next Sample (end-of-sequence ids before min_tokens).
+  void Forbid(std::span<const TokenId> ids) { forbidden_.assign(ids.begin(), ids.end()); }
+
+ private:
+  struct Candidate {
+    float logit;
+    TokenId id;
+  };
+  bool Adjusts() const;
+  void Adjust(std::vector<float>& logits) const;
+  TokenId Draw(std::span<const float> logits, float max_logit);
+  TokenId DrawFrom(std::vector<Candidate>& candidates, float max_logit);
+  double NextUniform();
+
+  SamplingParams params_;
+  std::uint64_t seed_;
+  std::uint64_t draws_ = 0;
+  std::unordered_map<TokenId, std::int32_t> output_counts_;
+  std::unordered_set<TokenId> seen_;  // prompt and output, kept only for the repetition penalty
+  std::vector<TokenId> forbidden_;
+  std::vector<float> scratch_;
+  std::vector<Candidate> candidates_;
+};
+
+/// Best `n` tokens of a row by logit, best first, equal logits by id. Exposed for tests.
+std::vector<std::pair<TokenId, float>> TopLogits(std::span<const float> logits, int n);
+
+/// log(sum(exp(logits))), in double.
+double LogSumExp(std::span<const float> logits, float max_logit);
+
+}  // namespace pliant
