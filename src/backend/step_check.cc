@@ -1,0 +1,89 @@
+#include "backend/step_check.h"
+
+#include <string>
+
+namespace pliant {
+namespace {
+
+std::string Number(std::int64_t value) { return std::to_string(value); }
+
+/// Valid ids come first and lie below `pages`.
+bool PagesAreSound(const std::array<PageId, kPlanes>& ids, std::uint32_t pages) {
+  const int resident = ResidentPlanes(ids);
+  for (int plane = 0; plane < kPlanes; ++plane) {
+    if (plane < resident ? ids[plane].value() >= pages : ids[plane].valid()) return false;
+  }
+  return true;
+}
+
+Status CheckSlice(const StepBatch& batch, const SequenceSlice& slice, std::int64_t next_row,
+                  std::uint32_t pages) {
+  const auto rows = static_cast<std::int64_t>(batch.tokens.size());
+  if (slice.first_row != next_row || slice.rows < 1 || slice.first_row > rows - slice.rows) {
+    return InvalidArgument("rows " + Number(slice.first_row) + " + " + Number(slice.rows) +
+                           " do not continue at row " + Number(next_row) + " of " + Number(rows));
+  }
+  if (slice.context < 0)
+    return InvalidArgument("context " + Number(slice.context) + " is negative");
+  const std::int64_t end = std::int64_t{slice.context} + slice.rows;
+  const std::int64_t needed = (end + kBlockTokens - 1) / kBlockTokens;
+  if (slice.blocks != needed || slice.first_block < 0 ||
+      slice.first_block + needed > static_cast<std::int64_t>(batch.blocks.size())) {
+    return InvalidArgument("blocks " + Number(slice.first_block) + " + " + Number(slice.blocks) +
+                           " of " + Number(static_cast<std::int64_t>(batch.blocks.size())) +
+                           ", but " + Number(end) + " tokens need " + Number(needed));
+  }
+  for (std::int64_t b = 0; b < needed; ++b) {
+    const BlockView& block = batch.blocks[slice.first_block + b];
+    if (!PagesAreSound(block.k, pages) || !PagesAreSound(block.v, pages)) {
+      return InvalidArgument("block " + Number(b) + " names a page beyond the " + Number(pages) +
+                             " there are, or has a gap between its planes");
+    }
+    const bool written = b >= slice.context / kBlockTokens;
+    if (written && (!block.k[0].valid() || !block.v[0].valid())) {
+      return InvalidArgument("block " + Number(b) + " is written but has no pages");
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Status CheckStepBatch(const StepBatch& batch, std::uint32_t pages) {
+  if (batch.positions.size() != batch.tokens.size()) {
+    return InvalidArgument("step: " + Number(batch.tokens.size()) + " tokens but " +
+                           Number(batch.positions.size()) + " positions");
+  }
+  std::int64_t next_row = 0;
+  for (std::size_t s = 0; s < batch.sequences.size(); ++s) {
+    const SequenceSlice& slice = batch.sequences[s];
+    PLIANT_RETURN_IF_ERROR(
+        CheckSlice(batch, slice, next_row, pages).WithContext("step: sequence " + Number(s)));
+    next_row += slice.rows;
+  }
+  if (next_row != static_cast<std::int64_t>(batch.tokens.size())) {
+    return InvalidArgument("step: sequences cover " + Number(next_row) + " of " +
+                           Number(batch.tokens.size()) + " rows");
+  }
+  std::int32_t last = -1;
+  for (std::int32_t row : batch.logit_rows) {
+    if (row <= last || row >= next_row) {
+      return InvalidArgument("step: logit row " + Number(row) + " after " + Number(last) + " of " +
+                             Number(next_row) + " rows");
+    }
+    last = row;
+  }
+  return {};
+}
+
+Status CheckCopies(std::span<const PageCopy> copies, std::uint32_t pages) {
+  for (const PageCopy& copy : copies) {
+    if (!copy.page.valid() || copy.page.value() >= pages || copy.host == nullptr) {
+      return InvalidArgument("page copy: page " + Number(copy.page.value()) + " of " +
+                             Number(pages) + ", or no host buffer");
+    }
+  }
+  return {};
+}
+
+}  // namespace pliant
