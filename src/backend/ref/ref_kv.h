@@ -1,0 +1,60 @@
+// Room: backend. The KV half of the reference backend: pages as plane_code.h lays them out, written
+// and read with its functions. One thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "backend/backend.h"
+
+namespace pliant {
+
+/// Norm weight (or nothing), in place: x = x / rms(x) * weight. Sums in double. Empty weight: left
+/// alone.
+void RefRmsNorm(std::span<float> x, std::span<const float> weight, float eps);
+
+class RefKv {
+ public:
+  std::size_t PageBytes(const KvGeometry& geometry) const { return geometry.PageBytes(); }
+  Status AllocatePages(const KvGeometry& geometry, std::uint32_t pages);
+  Status SetChannelScales(std::span<const float> channel);
+  void StartKeyMaxima();
+  std::vector<float> TakeKeyMaxima();
+
+  const KvGeometry& geometry() const { return geometry_; }
+  std::uint32_t pages() const { return pages_; }
+  std::span<std::byte> Page(PageId page);
+
+  /// One sequence's part of Backend::QkvToCache. row(i) is row i of the slice: [(heads + 2
+  /// kv_heads) * head_dim].
+  struct Row {
+    std::int32_t position = 0;
+    std::span<float> qkv;
+    std::span<float> out;  // attention only: [heads * head_dim]
+  };
+  void WriteRow(const QkvParams& params, std::span<const float> q_norm,
+                std::span<const float> k_norm, const RopeTable& rope,
+                std::span<const BlockView> blocks, int cache_position, Row row);
+  /// Attention of one row over positions 0 .. cache_position of its sequence.
+  void AttendRow(int layer, int heads, float softmax_scale, std::span<const BlockView> blocks,
+                 int cache_position, Row row);
+
+ private:
+  std::span<const float> Channel(int layer, int head) const;
+  /// Encodes `row` into slot `token` of every plane in `pages`.
+  void Store(int layer, int head, int token, const std::array<PageId, kPlanes>& pages,
+             std::span<const float> row);
+  /// Decodes slot `token`; false when no plane is resident.
+  bool Load(int layer, int head, int token, const std::array<PageId, kPlanes>& pages,
+            std::span<float> row);
+
+  KvGeometry geometry_;
+  std::uint32_t pages_ = 0;
+  std::vector<std::byte> arena_;
+  std::vector<float> channel_;     // [layers][kv_heads][head_dim]
+  std::vector<float> key_maxima_;  // same shape; empty while off
+};
+
+}  // namespace pliant
