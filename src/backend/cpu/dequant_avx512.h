@@ -1,0 +1,233 @@
+// Room: backend. Packed blocks to bf16 rows in AVX-512 registers, shared by the AMX and the AVX-512
+// kernels. Include only in files of kernels; call only on machines of level kAvx512.
+//
+// A row of 32 4-bit codes costs one multiply-add for its 16 possible values, half a conversion to
+// bf16 (two rows share one), and one shift and one word permute that looks the 32 codes up.
+#pragma once
+
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "backend/cpu/packed_matrix.h"
+
+#define PLIANT_TARGET_AVX512 \
+  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")))
+#define PLIANT_INLINE_AVX512 PLIANT_TARGET_AVX512 __attribute__((always_inline)) inline
+
+namespace pliant::avx512 {
+
+PLIANT_INLINE_AVX512 __m512i RoundPair(__m512 high, __m512 low) {
+  return (__m512i)_mm512_cvtne2ps_pbh(high, low);
+}
+
+/// Scales in f32 of 16 rows of a block, of columns 0-15 and of columns 16-31 (the same but for
+/// Q6_K).
+struct alignas(64) RowScales {
+  float d[2][16];
+  float m[16];
+};
+
+PLIANT_INLINE_AVX512 __m512 Halves(const std::byte* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+PLIANT_INLINE_AVX512 __m512 UnsignedBytes(const std::byte* p) {
+  return _mm512_cvtepi32_ps(
+      _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+PLIANT_INLINE_AVX512 __m512 SignedBytes(const std::byte* p) {
+  return _mm512_cvtepi32_ps(
+      _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+
+template <PackedFormat kFormat>
+PLIANT_INLINE_AVX512 void LoadScales(const std::byte* super, const std::byte* block, int half,
+                                     RowScales& scales) {
+  const int h = half;
+  if constexpr (kFormat == PackedFormat::kQ6_K) {
+    const __m512 d = Halves(super + 32 * h);
+    _mm512_store_ps(scales.d[0], _mm512_mul_ps(d, SignedBytes(block + 16 * h)));
+    _mm512_store_ps(scales.d[1], _mm512_mul_ps(d, SignedBytes(block + 32 + 16 * h)));
+  } else if constexpr (Traits(kFormat).super_bytes != 0) {
+    const __m512 m = _mm512_mul_ps(Halves(super + 64 + 32 * h), UnsignedBytes(block + 32 + 16 * h));
+    _mm512_store_ps(scales.d[0],
+                    _mm512_mul_ps(Halves(super + 32 * h), UnsignedBytes(block + 16 * h)));
+    _mm512_store_ps(scales.m, _mm512_sub_ps(_mm512_setzero_ps(), m));
+  } else {
+    _mm512_store_ps(scales.d[0], Halves(block + 32 * h));
+    if constexpr (Traits(kFormat).scale_bytes == 128) {
+      _mm512_store_ps(scales.m, Halves(block + 64 + 32 * h));
+    }
+  }
+}
+
+template <PackedFormat kFormat>
+inline constexpr bool kHasMin = kFormat == PackedFormat::kQ4_1 || kFormat == PackedFormat::kQ5_1 ||
+                                kFormat == PackedFormat::kQ4_K || kFormat == PackedFormat::kQ5_K;
+
+/// The 16 values that codes first .. first + 15 of a row stand for.
+template <PackedFormat kFormat>
+PLIANT_INLINE_AVX512 __m512 CodeValues(const RowScales& scales, int row, __m512 codes) {
+  const __m512 d = _mm512_set1_ps(scales.d[0][row]);
+  if constexpr (kHasMin<kFormat>) {
+    return _mm512_fmadd_ps(d, codes, _mm512_set1_ps(scales.m[row]));
+  } else {
+    return _mm512_mul_ps(d, codes);
+  }
+}
+
+PLIANT_INLINE_AVX512 __m512 CountFrom(int first) {
+  const __m512 count = _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  return _mm512_add_ps(count, _mm512_set1_ps(static_cast<float>(first)));
+}
+
+/// Rows 16 half .. 16 half + 15 of a block as bf16, one register a row, columns in order.
+template <PackedFormat kFormat>
+PLIANT_INLINE_AVX512 void DequantRows(const std::byte* super, const std::byte* block, int half,
+                                      __m512i rows[16]) {
+  constexpr PackedTraits kTraits = Traits(kFormat);
+  const std::byte* codes = block + kTraits.scale_bytes;
+  if constexpr (kTraits.code_bits == 16) {
+#pragma GCC unroll 16
+    for (int r = 0; r < 16; ++r) rows[r] = _mm512_loadu_si512(codes + (half * 16 + r) * 64);
+  } else if constexpr (kTraits.code_bits == 32) {
+#pragma GCC unroll 16
+    for (int r = 0; r < 16; ++r) {
+      const std::byte* p = codes + (half * 16 + r) * 128;
+      rows[r] = RoundPair(_mm512_loadu_ps(p + 64), _mm512_loadu_ps(p));
+    }
+  } else if constexpr (kTraits.code_bits == 8) {
+    RowScales scales;
+    LoadScales<kFormat>(super, block, half, scales);
+    constexpr int kSecond = kFormat == PackedFormat::kQ6_K ? 1 : 0;
+#pragma GCC unroll 16
+    for (int r = 0; r < 16; ++r) {
+      const __m512 low = SignedBytes(codes + (half * 16 + r) * 32);
+      const __m512 high = SignedBytes(codes + (half * 16 + r) * 32 + 16);
+      rows[r] = RoundPair(_mm512_mul_ps(high, _mm512_set1_ps(scales.d[kSecond][r])),
+                          _mm512_mul_ps(low, _mm512_set1_ps(scales.d[0][r])));
+    }
+  } else {
+    RowScales scales;
+    LoadScales<kFormat>(super, block, half, scales);
+    const __m512 low_codes = CountFrom(-kTraits.zero);
+    const __m512i digit = _mm512_set1_epi16(15);
+    const __m512i bit4 = _mm512_set1_epi16(16);
+#pragma GCC unroll 4
+    for (int g = 0; g < 4; ++g) {
+      const __m512i words = _mm512_loadu_si512(codes + (half * 4 + g) * 64);
+      if constexpr (kTraits.code_bits == 4) {
+#pragma GCC unroll 2
+        for (int pair = 0; pair < 2; ++pair) {
+          // One table of 32 words: the values of row r, then those of row r + 1.
+          const int r = 4 * g + 2 * pair;
+          const __m512i table = RoundPair(CodeValues<kFormat>(scales, r + 1, low_codes),
+                                          CodeValues<kFormat>(scales, r, low_codes));
+          const __m512i first = _mm512_and_si512(_mm512_srli_epi16(words, 8 * pair), digit);
+          // (words >> shift & 15) | 16
+          const __m512i second =
+              _mm512_ternarylogic_epi32(_mm512_srli_epi16(words, 8 * pair + 4), digit, bit4, 0xea);
+          rows[r] = _mm512_permutexvar_epi16(first, table);
+          rows[r + 1] = _mm512_permutexvar_epi16(second, table);
+        }
+      } else {
+        // The fifth bits of rows 16 half .. as words: bit r of word k.
+        const std::byte* fifth = codes + 512;
+        const __m512i bits = _mm512_inserti64x4(
+            _mm512_castsi256_si512(_mm512_cvtepi32_epi16(
+                half == 0 ? _mm512_loadu_si512(fifth)
+                          : _mm512_srli_epi32(_mm512_loadu_si512(fifth), 16))),
+            _mm512_cvtepi32_epi16(half == 0
+                                      ? _mm512_loadu_si512(fifth + 64)
+                                      : _mm512_srli_epi32(_mm512_loadu_si512(fifth + 64), 16)),
+            1);
+        const __m512 high_codes = CountFrom(16 - kTraits.zero);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+          const int r = 4 * g + i;
+          const __m512i table = RoundPair(CodeValues<kFormat>(scales, r, high_codes),
+                                          CodeValues<kFormat>(scales, r, low_codes));
+          const __m512i bit =
+              r < 4 ? _mm512_slli_epi16(bits, 4 - r) : _mm512_srli_epi16(bits, r - 4);
+          // (bit & 16) | (words >> shift & 15): take `bit` where mask bit 4 is set, else the digit.
+          const __m512i index =
+              _mm512_ternarylogic_epi32(bit4, bit, _mm512_srli_epi16(words, 4 * i), 0xca);
+          rows[r] = _mm512_permutexvar_epi16(index, table);
+        }
+      }
+    }
+  }
+}
+
+/// Turns 16 registers of 16 dwords round: dword j of register i goes to dword i of register j.
+PLIANT_INLINE_AVX512 void Transpose16(__m512i r[16]) {
+  __m512i t[16];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+    t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+    r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+  }
+  // r[4 q + c] holds, in its 128-bit lane l, column 4 l + c of rows 4 q .. 4 q + 3.
+#pragma GCC unroll 4
+  for (int c = 0; c < 4; ++c) {
+    const __m512i a = _mm512_shuffle_i32x4(r[c], r[4 + c], 0x88);       // lanes 0, 2 of rows 0-7
+    const __m512i b = _mm512_shuffle_i32x4(r[c], r[4 + c], 0xdd);       // lanes 1, 3
+    const __m512i d = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0x88);  // rows 8-15
+    const __m512i e = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0xdd);
+    t[c] = _mm512_shuffle_i32x4(a, d, 0x88);
+    t[8 + c] = _mm512_shuffle_i32x4(a, d, 0xdd);
+    t[4 + c] = _mm512_shuffle_i32x4(b, e, 0x88);
+    t[12 + c] = _mm512_shuffle_i32x4(b, e, 0xdd);
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) r[i] = t[i];
+}
+
+/// CALL(format) with a run-time format made a constant.
+#define PLIANT_SWITCH_FORMAT(format, CALL) \
+  switch (format) {                        \
+    case PackedFormat::kQ4_0:              \
+      CALL(PackedFormat::kQ4_0);           \
+      break;                               \
+    case PackedFormat::kQ4_1:              \
+      CALL(PackedFormat::kQ4_1);           \
+      break;                               \
+    case PackedFormat::kQ4_K:              \
+      CALL(PackedFormat::kQ4_K);           \
+      break;                               \
+    case PackedFormat::kQ5_0:              \
+      CALL(PackedFormat::kQ5_0);           \
+      break;                               \
+    case PackedFormat::kQ5_1:              \
+      CALL(PackedFormat::kQ5_1);           \
+      break;                               \
+    case PackedFormat::kQ5_K:              \
+      CALL(PackedFormat::kQ5_K);           \
+      break;                               \
+    case PackedFormat::kQ8_0:              \
+      CALL(PackedFormat::kQ8_0);           \
+      break;                               \
+    case PackedFormat::kQ6_K:              \
+      CALL(PackedFormat::kQ6_K);           \
+      break;                               \
+    case PackedFormat::kBf16:              \
+      CALL(PackedFormat::kBf16);           \
+      break;                               \
+    case PackedFormat::kF32:               \
+      CALL(PackedFormat::kF32);            \
+      break;                               \
+  }
+
+}  // namespace pliant::avx512
+
+#endif  // x86-64

@@ -1,0 +1,389 @@
+// Room: backend. Products on AMX bf16 tiles. Two shapes of the same sum:
+//
+// Few rows (decode): the weights are the left operand, dequantised row by row into a ring of tiles
+// that never leaves L1, and xᵀ the right one; the result comes out transposed. Weights are read
+// from memory once and cost about 45 cycles a 16 x 32 tile, near what memory takes to deliver them.
+// Many rows (prefill): x is the left operand as it lies, and a panel's weights are dequantised and
+// transposed once for all rows.
+//
+// Either way an element of the result starts at zero and adds, tile by tile in column order, what
+// TDPBF16PS makes of 32 products; multiplication commutes, so both give the same bits.
+#include "backend/cpu/gemm.h"
+
+// GCC 12 warns of its own _mm512_undefined_*() placeholders once they are inlined.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "backend/cpu/dequant_avx512.h"
+
+#define PLIANT_TARGET_AMX                                                            \
+  __attribute__((                                                                    \
+      target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c,amx-tile," \
+             "amx-bf16")))
+#define PLIANT_INLINE_AMX PLIANT_TARGET_AMX __attribute__((always_inline)) inline
+
+namespace pliant {
+namespace {
+
+constexpr std::int64_t kTileBytes = 1024;
+constexpr std::int64_t kPairBytes = 2 * kTileBytes;  // a block's 32 rows of weights
+constexpr std::int64_t kRing = 4;      // blocks in flight between dequantise and multiply
+constexpr std::int64_t kFewRows = 64;  // at most so many take the decode shape
+constexpr std::int64_t kRowBlockBytes = std::int64_t{768} << 10;  // of x that should stay in L2
+
+// Operand of LDTILECFG (Intel SDM): palette, start row, then bytes a row and rows of each tile.
+struct alignas(64) TileConfig {
+  std::uint8_t palette = 1;
+  std::uint8_t start_row = 0;
+  std::uint8_t reserved[14] = {};
+  std::uint16_t row_bytes[16] = {};
+  std::uint8_t rows[16] = {};
+};
+
+// Tiles 0-3 sum, 4 and 5 are left operands, 6 and 7 right ones. `columns` of the sums and the right
+// operands: 16, or 1 for a single row of x in the decode shape.
+PLIANT_TARGET_AMX void ConfigureTiles(int columns) {
+  TileConfig config;
+  for (int t = 0; t < 8; ++t) {
+    config.rows[t] = 16;
+    config.row_bytes[t] = static_cast<std::uint16_t>(t == 4 || t == 5 ? 64 : 4 * columns);
+  }
+  // GCC 12 tells the optimiser of 8 bytes of the operand only.
+  __asm__ volatile("" : : "m"(config) : "memory");
+  _tile_loadconfig(&config);
+}
+
+struct Panel {
+  const PackedSegment* segment;
+  const std::byte* data;
+  std::int64_t column;  // of out
+  int width;            // columns that exist, 1 to 32
+};
+
+Panel PanelAt(const PackedMatrix& matrix, std::int64_t index) {
+  const PackedSegment* segment = matrix.segments.data();
+  while (index >= segment->first_panel + segment->panels) ++segment;
+  const std::int64_t local = index - segment->first_panel;
+  return {segment, segment->data + local * segment->panel_bytes,
+          segment->first_row + local * kPanelRows,
+          static_cast<int>(std::min<std::int64_t>(kPanelRows, segment->rows - local * kPanelRows))};
+}
+
+// out[0 .. 15] of one row gets `sum`, for the columns in `mask`.
+PLIANT_INLINE_AMX void Finish(const GemmCall& call, std::int64_t row, std::int64_t column,
+                              __mmask16 mask, __m512 sum) {
+  if (call.bias != nullptr) {
+    sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, call.bias + column));
+  }
+  float* out = call.out + row * call.out_stride + column;
+  if (call.accumulate) sum = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, out), sum);
+  _mm512_mask_storeu_ps(out, mask, sum);
+}
+
+__mmask16 ColumnMask(int width, int half) {
+  const int columns = std::clamp(width - 16 * half, 0, 16);
+  return static_cast<__mmask16>((1u << columns) - 1u);
+}
+
+PLIANT_INLINE_AMX __m512i LoadRowPairs(const GemmCall& call, std::int64_t row, std::int64_t k) {
+  if (call.x_bf16 != nullptr) {
+    return _mm512_loadu_si512(call.x_bf16 + row * call.x_bf16_stride + k);
+  }
+  const float* x = call.x + row * call.x_stride + k;
+  const std::int64_t left = call.weight->cols - k;
+  if (left >= 32) return avx512::RoundPair(_mm512_loadu_ps(x + 16), _mm512_loadu_ps(x));
+  const std::uint32_t mask = (1u << left) - 1u;
+  return avx512::RoundPair(_mm512_maskz_loadu_ps(static_cast<__mmask16>(mask >> 16), x + 16),
+                           _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask), x));
+}
+
+// x as right operands: [16 rows of x][block] tiles of [16 column pairs][16 rows of x][2].
+PLIANT_TARGET_AMX void PackRight(const GemmCall& call, std::byte* to) {
+  const std::int64_t blocks = call.weight->blocks;
+  for (std::int64_t first = 0; first < call.rows; first += 16) {
+    const int rows = static_cast<int>(std::min<std::int64_t>(16, call.rows - first));
+    for (std::int64_t b = 0; b < blocks; ++b) {
+      __m512i r[16];
+      for (int i = 0; i < 16; ++i) {
+        r[i] = i < rows ? LoadRowPairs(call, first + i, b * kPanelCols) : _mm512_setzero_si512();
+      }
+      avx512::Transpose16(r);
+      std::byte* tile = to + (first / 16 * blocks + b) * kTileBytes;
+      for (int i = 0; i < 16; ++i) _mm512_store_si512(tile + 64 * i, r[i]);
+    }
+  }
+}
+
+template <PackedFormat kFormat>
+PLIANT_INLINE_AMX void DequantBlock(const std::byte* panel, std::int64_t block, std::byte* to) {
+  const std::byte* super = panel + PackedSuperOffset(kFormat, block);
+  const std::byte* from = panel + PackedBlockOffset(kFormat, block);
+  for (int half = 0; half < 2; ++half) {
+    __m512i rows[16];
+    avx512::DequantRows<kFormat>(super, from, half, rows);
+#pragma GCC unroll 16
+    for (int r = 0; r < 16; ++r) _mm512_store_si512(to + half * kTileBytes + 64 * r, rows[r]);
+  }
+}
+
+// Sums in tiles 0, 1 (rows of x 0-15 with the panel's two halves), then 2, 3 (rows 16-31).
+template <int kColumnTiles>
+PLIANT_INLINE_AMX void MultiplyLeft(const std::byte* weights, const std::byte* right,
+                                    std::int64_t right_next, std::int64_t right_stride) {
+  _tile_loadd(4, weights, 64);
+  _tile_loadd(5, weights + kTileBytes, 64);
+  _tile_loadd(6, right, right_stride);
+  _tile_dpbf16ps(0, 4, 6);
+  _tile_dpbf16ps(1, 5, 6);
+  if constexpr (kColumnTiles == 2) {
+    _tile_loadd(7, right + right_next, right_stride);
+    _tile_dpbf16ps(2, 4, 7);
+    _tile_dpbf16ps(3, 5, 7);
+  }
+}
+
+// Stores a transposed sum tile: row n of `tile` is column `column + n` of out.
+PLIANT_INLINE_AMX void FinishTransposed(const GemmCall& call, const std::byte* tile,
+                                        std::int64_t first_row, std::int64_t column,
+                                        __mmask16 mask) {
+  __m512i r[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) r[i] = _mm512_load_si512(tile + 64 * i);
+  avx512::Transpose16(r);
+  alignas(64) std::byte turned[kTileBytes];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) _mm512_store_si512(turned + 64 * i, r[i]);
+  const int rows = static_cast<int>(std::min<std::int64_t>(16, call.rows - first_row));
+  for (int i = 0; i < rows; ++i) {
+    Finish(call, first_row + i, column, mask,
+           _mm512_load_ps(reinterpret_cast<const float*>(turned + 64 * i)));
+  }
+}
+
+template <int kColumnTiles>
+PLIANT_INLINE_AMX void FinishFew(const GemmCall& call, const Panel& panel, std::int64_t first_row) {
+  alignas(64) std::byte sums[4 * kTileBytes];
+  const __mmask16 low = ColumnMask(panel.width, 0);
+  const __mmask16 high = ColumnMask(panel.width, 1);
+  if constexpr (kColumnTiles == 0) {  // one row of x: a sum tile is 16 floats
+    _tile_stored(0, sums, 4);
+    _tile_stored(1, sums + 64, 4);
+    Finish(call, 0, panel.column, low, _mm512_load_ps(reinterpret_cast<float*>(sums)));
+    Finish(call, 0, panel.column + 16, high, _mm512_load_ps(reinterpret_cast<float*>(sums + 64)));
+    return;
+  }
+  _tile_stored(0, sums, 64);
+  _tile_stored(1, sums + kTileBytes, 64);
+  FinishTransposed(call, sums, first_row, panel.column, low);
+  FinishTransposed(call, sums + kTileBytes, first_row, panel.column + 16, high);
+  if constexpr (kColumnTiles == 2) {
+    _tile_stored(2, sums + 2 * kTileBytes, 64);
+    _tile_stored(3, sums + 3 * kTileBytes, 64);
+    FinishTransposed(call, sums + 2 * kTileBytes, first_row + 16, panel.column, low);
+    FinishTransposed(call, sums + 3 * kTileBytes, first_row + 16, panel.column + 16, high);
+  }
+}
+
+PLIANT_INLINE_AMX void ZeroSums() {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+}
+
+// One pass over a panel for up to 32 rows of x: block b + 1 is dequantised while block b
+// multiplies.
+template <PackedFormat kFormat, int kColumnTiles>
+PLIANT_TARGET_AMX void PanelFew(const GemmCall& call, const Panel& panel, const std::byte* right,
+                                std::byte* ring) {
+  constexpr std::int64_t kAhead = 8 * static_cast<std::int64_t>(PackedBlockBytes(kFormat));
+  constexpr int kLines = (PackedBlockBytes(kFormat) + 63) / 64;
+  const std::int64_t blocks = call.weight->blocks;
+  const std::int64_t right_next = blocks * kTileBytes;
+  const std::int64_t right_bytes = kColumnTiles == 0 ? 64 : kTileBytes;
+  const std::int64_t right_stride = kColumnTiles == 0 ? 4 : 64;
+  ZeroSums();
+  for (std::int64_t b = 0; b < blocks; ++b) {
+    const std::byte* ahead = panel.data + PackedBlockOffset(kFormat, b) + kAhead;
+#pragma GCC unroll 8
+    for (int line = 0; line < kLines; ++line) _mm_prefetch(ahead + 64 * line, _MM_HINT_T0);
+    DequantBlock<kFormat>(panel.data, b, ring + b % kRing * kPairBytes);
+    if (b > 0) {
+      MultiplyLeft<kColumnTiles>(ring + (b - 1) % kRing * kPairBytes, right + (b - 1) * right_bytes,
+                                 right_next, right_stride);
+    }
+  }
+  MultiplyLeft<kColumnTiles>(ring + (blocks - 1) % kRing * kPairBytes,
+                             right + (blocks - 1) * right_bytes, right_next, right_stride);
+  FinishFew<kColumnTiles>(call, panel, 0);
+}
+
+// More than 32 rows: the whole panel is dequantised, then every 32 rows of x pass over it.
+template <PackedFormat kFormat>
+PLIANT_TARGET_AMX void PanelSeveral(const GemmCall& call, const Panel& panel,
+                                    const std::byte* right, std::byte* weights) {
+  const std::int64_t blocks = call.weight->blocks;
+  const std::int64_t right_next = blocks * kTileBytes;
+  for (std::int64_t b = 0; b < blocks; ++b) {
+    DequantBlock<kFormat>(panel.data, b, weights + b * kPairBytes);
+  }
+  for (std::int64_t row = 0; row < call.rows; row += 32) {
+    const std::byte* from = right + row / 16 * right_next;
+    ZeroSums();
+    if (call.rows - row > 16) {
+      for (std::int64_t b = 0; b < blocks; ++b) {
+        MultiplyLeft<2>(weights + b * kPairBytes, from + b * kTileBytes, right_next, 64);
+      }
+      FinishFew<2>(call, panel, row);
+    } else {
+      for (std::int64_t b = 0; b < blocks; ++b) {
+        MultiplyLeft<1>(weights + b * kPairBytes, from + b * kTileBytes, right_next, 64);
+      }
+      FinishFew<1>(call, panel, row);
+    }
+  }
+}
+
+PLIANT_TARGET_AMX void RunFew(const GemmCall& call, std::int64_t begin, std::int64_t end,
+                              std::byte* scratch) {
+  const std::int64_t blocks = call.weight->blocks;
+  std::byte* right = scratch;
+  std::byte* weights = scratch + kFewRows / 16 * blocks * kTileBytes;
+  if (call.rows == 1) {
+    for (std::int64_t b = 0; b < blocks; ++b) {
+      _mm512_store_si512(right + 64 * b, LoadRowPairs(call, 0, b * kPanelCols));
+    }
+  } else {
+    PackRight(call, right);
+  }
+  ConfigureTiles(call.rows == 1 ? 1 : 16);
+  for (std::int64_t p = begin; p < end; ++p) {
+    const Panel panel = PanelAt(*call.weight, p);
+#define PLIANT_RUN_PANEL(FORMAT)                       \
+  if (call.rows == 1) {                                \
+    PanelFew<FORMAT, 0>(call, panel, right, weights);  \
+  } else if (call.rows <= 16) {                        \
+    PanelFew<FORMAT, 1>(call, panel, right, weights);  \
+  } else if (call.rows <= 32) {                        \
+    PanelFew<FORMAT, 2>(call, panel, right, weights);  \
+  } else {                                             \
+    PanelSeveral<FORMAT>(call, panel, right, weights); \
+  }
+    PLIANT_SWITCH_FORMAT(panel.segment->format, PLIANT_RUN_PANEL)
+#undef PLIANT_RUN_PANEL
+  }
+  _tile_release();
+}
+
+// A panel's weights as right operands: [block][half] tiles of [16 column pairs][16 outputs][2].
+template <PackedFormat kFormat>
+PLIANT_TARGET_AMX void DequantPanelRight(const std::byte* panel, std::int64_t blocks,
+                                         std::byte* to) {
+  for (std::int64_t b = 0; b < blocks; ++b) {
+    const std::byte* super = panel + PackedSuperOffset(kFormat, b);
+    const std::byte* from = panel + PackedBlockOffset(kFormat, b);
+    for (int half = 0; half < 2; ++half) {
+      __m512i rows[16];
+      avx512::DequantRows<kFormat>(super, from, half, rows);
+      avx512::Transpose16(rows);
+      std::byte* tile = to + b * kPairBytes + half * kTileBytes;
+#pragma GCC unroll 16
+      for (int r = 0; r < 16; ++r) _mm512_store_si512(tile + 64 * r, rows[r]);
+    }
+  }
+}
+
+template <int kRowTiles>
+PLIANT_INLINE_AMX void RowsMany(const GemmCall& call, const Panel& panel, const std::byte* weights,
+                                std::int64_t row) {
+  const std::int64_t blocks = call.weight->blocks;
+  const std::int64_t stride = call.x_bf16_stride * 2;
+  const auto* x = reinterpret_cast<const std::byte*>(call.x_bf16 + row * call.x_bf16_stride);
+  ZeroSums();
+  for (std::int64_t b = 0; b < blocks; ++b) {
+    _tile_loadd(6, weights + b * kPairBytes, 64);
+    _tile_loadd(7, weights + b * kPairBytes + kTileBytes, 64);
+    _tile_loadd(4, x + b * 64, stride);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    if constexpr (kRowTiles == 2) {
+      _tile_loadd(5, x + 16 * stride + b * 64, stride);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+  alignas(64) std::byte sums[4 * kTileBytes];
+  _tile_stored(0, sums, 64);
+  _tile_stored(1, sums + kTileBytes, 64);
+  if constexpr (kRowTiles == 2) {
+    _tile_stored(2, sums + 2 * kTileBytes, 64);
+    _tile_stored(3, sums + 3 * kTileBytes, 64);
+  }
+  const __mmask16 low = ColumnMask(panel.width, 0);
+  const __mmask16 high = ColumnMask(panel.width, 1);
+  const int rows = static_cast<int>(std::min<std::int64_t>(16 * kRowTiles, call.rows - row));
+  for (int i = 0; i < rows; ++i) {
+    const std::byte* sum = sums + i / 16 * kPairBytes + i % 16 * 64;
+    Finish(call, row + i, panel.column, low, _mm512_load_ps(reinterpret_cast<const float*>(sum)));
+    Finish(call, row + i, panel.column + 16, high,
+           _mm512_load_ps(reinterpret_cast<const float*>(sum + kTileBytes)));
+  }
+}
+
+PLIANT_TARGET_AMX void RunMany(const GemmCall& call, std::int64_t begin, std::int64_t end,
+                               std::byte* scratch) {
+  const std::int64_t blocks = call.weight->blocks;
+  const std::int64_t row_block =
+      std::max<std::int64_t>(64, kRowBlockBytes / (blocks * 64) / 32 * 32);
+  ConfigureTiles(16);
+  for (std::int64_t first = 0; first < call.rows; first += row_block) {
+    const std::int64_t last = std::min(call.rows, first + row_block);
+    for (std::int64_t p = begin; p < end; ++p) {
+      const Panel panel = PanelAt(*call.weight, p);
+#define PLIANT_DEQUANT_PANEL(FORMAT) DequantPanelRight<FORMAT>(panel.data, blocks, scratch)
+      PLIANT_SWITCH_FORMAT(panel.segment->format, PLIANT_DEQUANT_PANEL)
+#undef PLIANT_DEQUANT_PANEL
+      for (std::int64_t row = first; row < last; row += 32) {
+        if (last - row > 16) {
+          RowsMany<2>(call, panel, scratch, row);
+        } else {
+          RowsMany<1>(call, panel, scratch, row);
+        }
+      }
+    }
+  }
+  _tile_release();
+}
+
+void Run(const GemmCall& call, std::int64_t begin, std::int64_t end, std::byte* scratch) {
+  if (begin >= end || call.rows == 0) return;
+  if (call.rows <= kFewRows) {
+    RunFew(call, begin, end, scratch);
+  } else {
+    RunMany(call, begin, end, scratch);
+  }
+}
+
+std::size_t ScratchBytes(std::int64_t blocks) {
+  return static_cast<std::size_t>(blocks * kPairBytes + kFewRows / 16 * blocks * kTileBytes +
+                                  kRing * kPairBytes);
+}
+
+}  // namespace
+
+const GemmKernel& AmxGemmKernel() {
+  static const GemmKernel kernel{"amx bf16", ScratchBytes,
+                                 [](std::int64_t rows) { return rows > kFewRows; }, Run};
+  return kernel;
+}
+
+}  // namespace pliant
+
+#endif  // x86-64
