@@ -1,0 +1,386 @@
+#include "backend/cpu/kv.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "backend/cpu/cpu_level.h"
+#include "backend/cpu/kv_arena.h"
+#include "backend/cpu/kv_attention.h"
+#include "backend/cpu/kv_plan.h"
+#include "backend/cpu/kv_write.h"
+#include "backend/cpu/page_copier.h"
+#include "backend/step_check.h"
+#include "base/check.h"
+
+namespace pliant {
+namespace {
+
+constexpr std::size_t kLine = 64;
+
+struct FreeDeleter {
+  void operator()(void* p) const { std::free(p); }
+};
+using AlignedBytes = std::unique_ptr<std::byte, FreeDeleter>;
+
+AlignedBytes AllocateAligned(std::size_t bytes) {
+  void* p = std::aligned_alloc(kLine, (bytes + kLine - 1) / kLine * kLine);
+  if (p == nullptr) throw std::bad_alloc();
+  return AlignedBytes(static_cast<std::byte*>(p));
+}
+
+class CpuKvImpl final : public CpuKv {
+ public:
+  CpuKvImpl(ThreadPool* pool, CpuLevel level)
+      : pool_(pool),
+        level_(level),
+        write_(ChooseKvWriteKernel(level)),
+        partial_(ChoosePartialKernel(level)) {}
+
+  std::string_view Level() const override { return CpuLevelName(level_); }
+  std::size_t PageBytes(const KvGeometry& geometry) const override {
+    // An odd number of cache lines, so that the same place of neighbouring pages falls into
+    // different cache sets.
+    const std::size_t lines = (geometry.PageBytes() + kLine - 1) / kLine;
+    return (lines | 1) * kLine;
+  }
+  Status AllocatePages(const KvGeometry& geometry, std::uint32_t pages) override;
+  Status SetChannelScales(std::span<const float> channel) override;
+  void StartKeyMaxima() override { key_maxima_.assign(Channels(), 0.0f); }
+  std::vector<float> TakeKeyMaxima() override { return std::exchange(key_maxima_, {}); }
+  std::span<std::byte> Page(PageId page) override {
+    PLIANT_CHECK(page.value() < pages_, "page id out of range");
+    return arena_.bytes().subspan(page.value() * page_bytes_, page_bytes_);
+  }
+
+  Status BeginStep(const StepBatch& batch) override;
+  void QkvToCache(const KvQkvParams& params, const RopeTable& rope, KvRows qkv) override;
+  void Attention(int layer, int heads, float softmax_scale, KvRows query, KvRows out) override;
+
+  CopyTicket CopyOut(std::span<const PageCopy> copies) override {
+    return Copy(PageCopier::Direction::kOut, copies);
+  }
+  CopyTicket CopyIn(std::span<const PageCopy> copies) override {
+    return Copy(PageCopier::Direction::kIn, copies);
+  }
+  CopyState Poll(CopyTicket ticket) override { return copier_.Poll(ticket); }
+  CopyState Wait(CopyTicket ticket) override { return copier_.Wait(ticket); }
+
+ private:
+  std::size_t Channels() const { return geometry_.Units() * geometry_.head_dim; }
+  /// Null while every scale is 1.
+  const float* Channel(int layer, int head) const {
+    if (channel_.empty()) return nullptr;
+    return channel_.data() +
+           (static_cast<std::size_t>(layer) * geometry_.kv_heads + head) * geometry_.head_dim;
+  }
+  void PrepareRope(const RopeTable& rope);
+  void WriteRow(const KvQkvParams& params, const KvWriteShape& shape, std::int64_t row, float* x);
+  void RecordMaxima(int layer, int head, const float* key);
+  KvRowTarget Target(int layer, int head, int token, const std::array<PageId, kPlanes>& pages);
+  void PrepareAttention(int heads);
+  void RunItem(const AttentionItem& item, int layer, float softmax_scale, KvRows query, KvRows out,
+               int worker);
+  CopyTicket Copy(PageCopier::Direction direction, std::span<const PageCopy> copies);
+
+  ThreadPool* pool_;
+  CpuLevel level_;
+  const KvWriteKernel& write_;
+  const PartialKernel& partial_;
+  const AttentionKernel* attention_ = nullptr;
+
+  KvGeometry geometry_;
+  std::uint32_t pages_ = 0;
+  std::size_t page_bytes_ = 0;
+  KvArena arena_;
+  std::vector<float> channel_;
+  std::vector<float> key_maxima_;
+
+  StepBatch batch_;
+  std::vector<std::int32_t> row_sequence_;  // slice of each row of the step
+  std::vector<float>
+      rope_inv_freq_;  // what cosine_ and sine_ were made from; valid while rope_rows_ is set
+  bool rope_ready_ = false;
+  std::vector<float> cosine_, sine_;  // [rows][head_dim / 2]
+
+  int plan_heads_ = 0;  // what plan_ was made for; 0: nothing yet in this step
+  AttentionPlan plan_;
+  std::vector<std::atomic<int>> splits_left_;  // of each join
+  AlignedBytes partials_;
+  std::size_t partials_capacity_ = 0;
+  std::vector<AlignedBytes>
+      scratch_;  // of each worker: the kernel's, then two tiles of partial results
+  std::size_t kernel_scratch_ = 0;
+
+  PageCopier copier_;  // last: its thread ends before the arena goes
+};
+
+Status CpuKvImpl::AllocatePages(const KvGeometry& geometry, std::uint32_t pages) {
+  if (pages_ != 0) return InvalidArgument("KV pages: allocated once");
+  constexpr int kLimit = 1 << 20;
+  if (geometry.layers < 1 || geometry.kv_heads < 1 || geometry.head_dim < 32 ||
+      geometry.layers > kLimit || geometry.kv_heads > kLimit || geometry.head_dim % 32 != 0 ||
+      geometry.head_dim > kMaxKvHeadDim) {
+    return InvalidArgument("KV geometry: " + std::to_string(geometry.layers) + " layers, " +
+                           std::to_string(geometry.kv_heads) + " KV heads, head dim " +
+                           std::to_string(geometry.head_dim) +
+                           "; the head dim must be a multiple of 32 up to " +
+                           std::to_string(kMaxKvHeadDim));
+  }
+  if (pages == 0) return InvalidArgument("KV pages: at least one");
+  const std::size_t page_bytes = PageBytes(geometry);
+  if (page_bytes > std::numeric_limits<std::ptrdiff_t>::max() / pages) {
+    return OutOfMemory("KV pages: " + std::to_string(pages) + " of " + std::to_string(page_bytes) +
+                       " bytes pass the address space");
+  }
+  const AttentionKernel& kernel = ChooseAttentionKernel(level_, geometry.head_dim);
+  kernel_scratch_ = (kernel.scratch_bytes(geometry.head_dim) + kLine - 1) / kLine * kLine;
+  try {
+    scratch_.clear();
+    for (int i = 0; i < pool_->threads(); ++i) {
+      scratch_.push_back(AllocateAligned(kernel_scratch_ + 2 * sizeof(float) * kernel.max_columns *
+                                                               PartialFloats(geometry.head_dim)));
+    }
+  } catch (const std::bad_alloc&) {
+    return OutOfMemory("attention scratch of " + std::to_string(kernel_scratch_) +
+                       " bytes a thread");
+  }
+  PLIANT_RETURN_IF_ERROR(arena_.Reserve(page_bytes * pages));
+  attention_ = &kernel;
+  geometry_ = geometry;
+  page_bytes_ = page_bytes;
+  pages_ = pages;
+  return {};
+}
+
+Status CpuKvImpl::SetChannelScales(std::span<const float> channel) {
+  if (channel.size() != Channels() || channel.empty()) {
+    return InvalidArgument("channel scales: " + std::to_string(channel.size()) + " values, " +
+                           std::to_string(Channels()) + " expected");
+  }
+  for (const float value : channel) {
+    if (!(value > 0) || !std::isfinite(value)) {
+      return InvalidArgument("channel scales: every value must be finite and above 0");
+    }
+  }
+  channel_.assign(channel.begin(), channel.end());
+  return {};
+}
+
+Status CpuKvImpl::BeginStep(const StepBatch& batch) {
+  PLIANT_RETURN_IF_ERROR(CheckStepBatch(batch, pages_));
+  batch_ = batch;
+  row_sequence_.resize(batch.tokens.size());
+  for (std::size_t s = 0; s < batch.sequences.size(); ++s) {
+    const SequenceSlice& slice = batch.sequences[s];
+    std::fill_n(row_sequence_.begin() + slice.first_row, slice.rows, static_cast<std::int32_t>(s));
+  }
+  rope_ready_ = false;
+  plan_heads_ = 0;
+  return {};
+}
+
+// ---- writing
+// ----------------------------------------------------------------------------------------------------------------
+
+void CpuKvImpl::PrepareRope(const RopeTable& rope) {
+  if (rope_ready_ && rope_inv_freq_ == rope.inv_freq) return;
+  const std::size_t half = static_cast<std::size_t>(geometry_.head_dim) / 2;
+  PLIANT_CHECK(rope.inv_freq.size() <= half, "RoPE covers at most the head");
+  const std::size_t rows = batch_.positions.size();
+  cosine_.resize(rows * half);
+  sine_.resize(rows * half);
+  constexpr std::int64_t kRowsAtOnce = 32;
+  const std::int64_t pieces = (static_cast<std::int64_t>(rows) + kRowsAtOnce - 1) / kRowsAtOnce;
+  pool_->ForEach(pieces, [&](std::int64_t piece, int) {
+    const std::size_t end = std::min<std::size_t>(rows, (piece + 1) * kRowsAtOnce);
+    for (std::size_t r = piece * kRowsAtOnce; r < end; ++r) {
+      for (std::size_t i = 0; i < half; ++i) {
+        // Dims beyond the table are turned by nothing. Double: at position 100,000 an f32 angle is
+        // off by 4e-3.
+        const double angle =
+            i < rope.inv_freq.size() ? double{rope.inv_freq[i]} * batch_.positions[r] : 0.0;
+        cosine_[r * half + i] = static_cast<float>(std::cos(angle));
+        sine_[r * half + i] = static_cast<float>(std::sin(angle));
+      }
+    }
+  });
+  rope_inv_freq_ = rope.inv_freq;
+  rope_ready_ = true;
+}
+
+KvRowTarget CpuKvImpl::Target(int layer, int head, int token,
+                              const std::array<PageId, kPlanes>& pages) {
+  KvRowTarget target;
+  target.planes = ResidentPlanes(pages);
+  std::byte* base = arena_.bytes().data();
+  const std::size_t row = geometry_.RowOffset(layer, head, token);
+  for (int p = 0; p < target.planes; ++p) {
+    target.rows[p] = reinterpret_cast<std::uint8_t*>(base + pages[p].value() * page_bytes_ + row);
+  }
+  target.scale = reinterpret_cast<std::uint16_t*>(base + pages[0].value() * page_bytes_ +
+                                                  geometry_.ScaleOffset(layer, head, token));
+  return target;
+}
+
+void CpuKvImpl::RecordMaxima(int layer, int head, const float* key) {
+  float* maxima =
+      key_maxima_.data() +
+      (static_cast<std::size_t>(layer) * geometry_.kv_heads + head) * geometry_.head_dim;
+  for (int c = 0; c < geometry_.head_dim; ++c) maxima[c] = std::max(maxima[c], std::fabs(key[c]));
+}
+
+void CpuKvImpl::WriteRow(const KvQkvParams& params, const KvWriteShape& shape, std::int64_t row,
+                         float* x) {
+  const int dim = geometry_.head_dim;
+  const int kv_heads = geometry_.kv_heads;
+  const int group = params.heads / kv_heads;
+  const SequenceSlice& slice = batch_.sequences[row_sequence_[row]];
+  const int position = slice.context + static_cast<int>(row - slice.first_row);
+  const BlockView& block = batch_.blocks[slice.first_block + position / kBlockTokens];
+  const int token = position % kBlockTokens;
+  const float* cosine = cosine_.data() + row * (dim / 2);
+  const float* sine = sine_.data() + row * (dim / 2);
+  for (int head = 0; head < params.heads; ++head) {
+    write_.query(shape, cosine, sine, Channel(params.layer, head / group),
+                 x + std::int64_t{head} * dim);
+  }
+  for (int head = 0; head < kv_heads; ++head) {
+    float* k = x + std::int64_t{params.heads + head} * dim;
+    const float* v = x + std::int64_t{params.heads + kv_heads + head} * dim;
+    write_.key(shape, cosine, sine, k);
+    if (!key_maxima_.empty()) RecordMaxima(params.layer, head, k);
+    write_.store(dim, Channel(params.layer, head), k, Target(params.layer, head, token, block.k));
+    write_.store(dim, nullptr, v, Target(params.layer, head, token, block.v));
+  }
+}
+
+void CpuKvImpl::QkvToCache(const KvQkvParams& params, const RopeTable& rope, KvRows qkv) {
+  PLIANT_CHECK(params.layer >= 0 && params.layer < geometry_.layers, "layer out of range");
+  PLIANT_CHECK(params.heads >= 1 && params.heads % geometry_.kv_heads == 0,
+               "heads are a multiple of KV heads");
+  PrepareRope(rope);
+  const KvWriteShape shape = {geometry_.head_dim, params.q_norm, params.k_norm, params.norm_eps};
+  const auto rows = static_cast<std::int64_t>(batch_.tokens.size());
+  const std::int64_t columns =
+      std::int64_t{params.heads + 2 * geometry_.kv_heads} * geometry_.head_dim;
+  // Below some microseconds of work waking the others costs more than it brings. Recording maxima
+  // is rare and shares one array.
+  constexpr std::int64_t kWorthSharing = 4096;
+  if (!key_maxima_.empty() || rows * columns < kWorthSharing) {
+    for (std::int64_t r = 0; r < rows; ++r) WriteRow(params, shape, r, qkv.Row(r));
+    return;
+  }
+  const std::int64_t rows_at_once = std::clamp<std::int64_t>(rows / (8 * pool_->threads()), 1, 32);
+  pool_->ForEach((rows + rows_at_once - 1) / rows_at_once, [&](std::int64_t piece, int) {
+    const std::int64_t end = std::min(rows, (piece + 1) * rows_at_once);
+    for (std::int64_t r = piece * rows_at_once; r < end; ++r)
+      WriteRow(params, shape, r, qkv.Row(r));
+  });
+}
+
+// ---- reading
+// ----------------------------------------------------------------------------------------------------------------
+
+void CpuKvImpl::PrepareAttention(int heads) {
+  if (plan_heads_ == heads) return;
+  plan_ = PlanAttention(batch_, geometry_, heads, *attention_, pool_->threads());
+  if (plan_.partial_floats > partials_capacity_) {
+    partials_capacity_ = plan_.partial_floats + plan_.partial_floats / 2;
+    partials_ = AllocateAligned(partials_capacity_ * sizeof(float));
+  }
+  if (splits_left_.size() < plan_.joins.size()) {
+    splits_left_ = std::vector<std::atomic<int>>(plan_.joins.size() * 2);
+  }
+  for (std::size_t j = 0; j < plan_.joins.size(); ++j) {
+    splits_left_[j].store(plan_.joins[j].splits, std::memory_order_relaxed);
+  }
+  plan_heads_ = heads;
+}
+
+void CpuKvImpl::RunItem(const AttentionItem& item, int layer, float softmax_scale, KvRows query,
+                        KvRows out, int worker) {
+  const SequenceSlice& slice = batch_.sequences[item.sequence];
+  const int dim = geometry_.head_dim;
+  AttentionHead head;
+  head.pages = arena_.bytes().data();
+  head.page_bytes = page_bytes_;
+  head.rows_offset = geometry_.RowOffset(layer, item.kv_head, 0);
+  head.scales_offset = geometry_.ScaleOffset(layer, item.kv_head, 0);
+  head.head_dim = dim;
+  head.blocks = batch_.blocks.data() + slice.first_block;
+
+  const int plan_group = plan_heads_ / geometry_.kv_heads;
+  const std::int64_t column = (std::int64_t{item.kv_head} * plan_group + item.first_head) * dim;
+  QueryTile tile;
+  tile.query = query.Row(slice.first_row + item.first_row) + column;
+  tile.query_stride = query.stride;
+  tile.out = out.Row(slice.first_row + item.first_row) + column;
+  tile.out_stride = out.stride;
+  tile.rows = item.rows;
+  tile.group = item.group;
+  tile.first_position = slice.context + item.first_row;
+  tile.softmax_scale = softmax_scale;
+
+  std::byte* scratch = scratch_[worker].get();
+  const int tokens = tile.LastPosition() + 1;
+  const auto attend = [&](int split, float* to) {
+    const int first = split * kSplitTokens;
+    attention_->attend(head, tile, first, std::min(first + kSplitTokens, tokens), to, scratch);
+  };
+  if (item.split < 0) {
+    float* total = reinterpret_cast<float*>(scratch + kernel_scratch_);
+    float* part = total + attention_->max_columns * PartialFloats(dim);
+    attend(0, total);
+    for (int split = 1; split < SplitsOf(tokens); ++split) {
+      attend(split, part);
+      partial_.merge(dim, tile.Columns(), part, total);
+    }
+    partial_.finish(dim, tile, total);
+    return;
+  }
+  const AttentionJoin& join = plan_.joins[item.join];
+  float* partials = reinterpret_cast<float*>(partials_.get()) + join.partials;
+  const std::size_t stride = tile.Columns() * PartialFloats(dim);
+  attend(item.split, partials + item.split * stride);
+  // Whoever ends last sees what the others wrote, and merges in the order of the context.
+  if (splits_left_[item.join].fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  splits_left_[item.join].store(join.splits, std::memory_order_relaxed);  // for the next layer
+  for (int split = 1; split < join.splits; ++split) {
+    partial_.merge(dim, tile.Columns(), partials + split * stride, partials);
+  }
+  partial_.finish(dim, tile, partials);
+}
+
+void CpuKvImpl::Attention(int layer, int heads, float softmax_scale, KvRows query, KvRows out) {
+  PLIANT_CHECK(layer >= 0 && layer < geometry_.layers, "layer out of range");
+  PrepareAttention(heads);
+  pool_->ForEach(static_cast<std::int64_t>(plan_.items.size()), [&](std::int64_t i, int worker) {
+    RunItem(plan_.items[i], layer, softmax_scale, query, out, worker);
+  });
+}
+
+// ---- copies
+// -----------------------------------------------------------------------------------------------------------------
+
+CopyTicket CpuKvImpl::Copy(PageCopier::Direction direction, std::span<const PageCopy> copies) {
+  if (!CheckCopies(copies, pages_).ok()) return copier_.Refuse();
+  std::vector<PageCopier::Piece> pieces;
+  pieces.reserve(copies.size());
+  for (const PageCopy& copy : copies) pieces.push_back({Page(copy.page).data(), copy.host});
+  return copier_.Start(direction, std::move(pieces), page_bytes_);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<CpuKv>> CpuKv::Make(ThreadPool* pool, std::string_view level) {
+  PLIANT_ASSIGN_OR_RETURN(const CpuLevel chosen, ChooseCpuLevel(level));
+  return std::unique_ptr<CpuKv>(std::make_unique<CpuKvImpl>(pool, chosen));
+}
+
+}  // namespace pliant

@@ -1,0 +1,106 @@
+// Room: backend. Attention over planes: what the kernels of all levels share. Pure functions over
+// pages and a scratch of the caller's; any thread.
+//
+// A row's context is cut at fixed places (kSplitTokens, counted from position 0) into splits.
+// `attend` computes the softmax of a tile of query rows over one split, by online softmax over
+// smaller steps at fixed places too; splits are then merged in order of position by their maxima
+// and sums (log-sum-exp). So the result of a row depends on its query, its context and the kernel
+// level only: bit for bit not on the batch around it, the chunk of the prompt it came in, or the
+// number of threads.
+//
+// Accuracy, per level:
+// - plain, avx2, avx512: K and V are decoded to f32 (exact to one rounding) and all sums are f32.
+// - amx: K, V and their digits are integers and stay integers (TDPB*D, 32-bit sums, exact). Rounded
+// are: the query to 16 bits of its
+//   row's absmax (half a step: 1.5e-5 of it), the weights p * scale(V) to 16 bits of the largest in
+//   a step of 128 tokens, the sums to f32 (relative 6e-8), and exp2 (relative 3e-7). An fp16 cache
+//   rounds every element of K by up to 2.4e-4 of itself; the rounding of the query adds to a logit
+//   what 16-bit codes of K add once more.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "backend/backend.h"
+#include "backend/cpu/cpu_level.h"
+#include "backend/plane_code.h"
+
+namespace pliant {
+
+inline constexpr int kSplitTokens = 1024;
+inline constexpr int kMaxKvHeadDim = 256;
+
+/// One KV head of one sequence in one layer.
+struct AttentionHead {
+  const std::byte* pages = nullptr;
+  std::size_t page_bytes = 0;
+  std::size_t rows_offset = 0;    // of (layer, head) inside a page
+  std::size_t scales_offset = 0;  // the same
+  int head_dim = 0;
+  const BlockView* blocks = nullptr;  // of the sequence
+
+  const std::uint8_t* Rows(PageId page) const {
+    return reinterpret_cast<const std::uint8_t*>(pages + page.value() * page_bytes + rows_offset);
+  }
+  const std::uint16_t* Scales(PageId page) const {
+    return reinterpret_cast<const std::uint16_t*>(pages + page.value() * page_bytes +
+                                                  scales_offset);
+  }
+};
+
+/// `rows` neighbouring rows of a sequence with the `group` query heads that share a KV head. Its
+/// columns are (row, head of the group), row first; the column (r, g) sees positions 0 ..
+/// first_position + r.
+struct QueryTile {
+  const float* query = nullptr;  // row 0, first head of the group; heads lie head_dim apart
+  std::int64_t query_stride = 0;
+  float* out = nullptr;
+  std::int64_t out_stride = 0;
+  int rows = 0;
+  int group = 0;
+  int first_position = 0;
+  float softmax_scale = 0;
+
+  int Columns() const { return rows * group; }
+  int LastPosition() const { return first_position + rows - 1; }
+};
+
+/// Partial results of one column: [0, head_dim) the weighted sum of V, then the maximum logit (in
+/// units of log2, so that a weight is exp2(logit - maximum)), then the sum of weights. Padded to 64
+/// bytes.
+constexpr std::size_t PartialFloats(int head_dim) {
+  return static_cast<std::size_t>(head_dim) + 16;
+}
+
+struct AttentionKernel {
+  /// The most columns of one tile.
+  int max_columns;
+  /// Tiles of up to this many columns are worth spreading one split at a time.
+  int narrow_columns;
+  /// A tile's row count is best a multiple of this for a group of the given size.
+  std::size_t (*scratch_bytes)(int head_dim);
+  bool (*supports)(int head_dim);
+  /// Softmax over positions [first, end) of the sequence, within one split, into
+  /// partials[column][PartialFloats].
+  void (*attend)(const AttentionHead& head, const QueryTile& tile, int first, int end,
+                 float* partials, std::byte* scratch);
+};
+
+/// The kernel for a level and head dim. Levels amx and avx512 fall to the next one for head dims
+/// they have no code for.
+const AttentionKernel& ChooseAttentionKernel(CpuLevel level, int head_dim);
+
+/// In f32 with vectors of the level's width. Never called above MachineLevel().
+const AttentionKernel& F32AttentionKernel(CpuLevel level);
+/// AMX int8 tiles; head dims 64, 128 and 256.
+const AttentionKernel& AmxAttentionKernel();
+
+struct PartialKernel {
+  /// Merges the later partial result `part` into `total`, for each of `columns`.
+  void (*merge)(int head_dim, int columns, const float* part, float* total);
+  /// Divides by the sum of weights and writes the tile's rows of `out`.
+  void (*finish)(int head_dim, const QueryTile& tile, const float* total);
+};
+const PartialKernel& ChoosePartialKernel(CpuLevel level);
+
+}  // namespace pliant

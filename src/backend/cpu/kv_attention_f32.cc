@@ -1,0 +1,341 @@
+// Room: backend. Attention in f32 for machines without AMX, and the merging of partial results for
+// all. Blocks are decoded into scratch, even dims first, odd dims behind them, because that is how
+// nibbles come apart; the query is permuted the same way.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "backend/cpu/kv_attention.h"
+#include "backend/step_check.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "backend/cpu/kv_attention_f32.cc"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace pliant {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using F32 = hn::CappedTag<float, 16>;
+using I32 = hn::Rebind<std::int32_t, F32>;
+using U16 = hn::Rebind<std::uint16_t, F32>;  // as many lanes as F32
+using U8 = hn::Rebind<std::uint8_t, F32>;
+using F32x4 = hn::FixedTag<float, 4>;
+
+constexpr int kMaxColumns = 48;
+constexpr int kNarrowColumns = 16;
+constexpr float kNoLogit =
+    -1e30f;  // below every real logit, and finite: differences of it are no NaN
+constexpr float kLog2E = 1.44269504088896340736f;
+
+/// Columns of one call, and one decoded block. All arrays are [.][head_dim] with the block's
+/// permuted dims.
+struct Scratch {
+  alignas(64) float query[kMaxColumns * kMaxKvHeadDim];
+  alignas(64) float key[kBlockTokens * kMaxKvHeadDim];
+  alignas(64) float value[kBlockTokens * kMaxKvHeadDim];
+  alignas(64) float sums[kMaxColumns * kMaxKvHeadDim];
+  alignas(64) float maxima[kMaxColumns];
+  alignas(64) float totals[kMaxColumns];
+};
+
+std::size_t ScratchBytes(int) { return sizeof(Scratch); }
+bool Supports(int head_dim) { return head_dim % 32 == 0 && head_dim <= kMaxKvHeadDim; }
+
+/// 2^x for x <= 0: relative error 3e-7; 0 below 2^-126; NaN for NaN. The polynomial is the Taylor
+/// series of 2^f about 0 to degree 6
+/// (|f| <= 1/2: truncation 1.2e-7 relative).
+template <class V>
+V Exp2(V x) {
+  const hn::DFromV<V> d;
+  const hn::RebindToSigned<decltype(d)> di;
+  const auto tiny = hn::Lt(x, hn::Set(d, -126.0f));
+  const auto clamped = hn::IfThenElse(tiny, hn::Set(d, -126.0f), x);
+  const auto whole = hn::Round(clamped);
+  const auto f = hn::Sub(clamped, whole);
+  auto p = hn::Set(d, 1.5403530e-4f);
+  p = hn::MulAdd(p, f, hn::Set(d, 1.3333558e-3f));
+  p = hn::MulAdd(p, f, hn::Set(d, 9.6181291e-3f));
+  p = hn::MulAdd(p, f, hn::Set(d, 5.5504109e-2f));
+  p = hn::MulAdd(p, f, hn::Set(d, 2.4022651e-1f));
+  p = hn::MulAdd(p, f, hn::Set(d, 6.9314718e-1f));
+  p = hn::MulAdd(p, f, hn::Set(d, 1.0f));
+  const auto exponent = hn::ShiftLeft<23>(hn::Add(hn::NearestInt(whole), hn::Set(di, 127)));
+  return hn::IfThenZeroElse(tiny, hn::Mul(p, hn::BitCast(d, exponent)));
+}
+
+float Exp2One(float x) {
+  const F32 d;
+  return hn::GetLane(Exp2(hn::Set(d, x)));
+}
+
+/// Decodes one row of planes: out[0, dim / 2) the even dims, out[dim / 2, dim) the odd ones, times
+/// `scale` / 32768.
+template <int kResident>
+void DecodeRowPermuted(int dim, const std::uint8_t* const* rows, std::size_t offset, float scale,
+                       float* HWY_RESTRICT out) {
+  const F32 d;
+  const I32 di;
+  const U16 d16;
+  const U8 d8;
+  const auto low = hn::Set(d16, 0x0fu);
+  const auto step = hn::Set(d, scale / 32768.0f);
+  const int half = dim / 2;
+  constexpr int kAbsentBits = (kPlanes - kResident) * kBitsPerPlane;
+  constexpr int kMidpoint = kAbsentBits == 0 ? 0 : 1 << (kAbsentBits - 1);
+  for (int j = 0; j < half; j += static_cast<int>(hn::Lanes(d))) {
+    auto even = hn::Zero(d16);
+    auto odd = hn::Zero(d16);
+    for (int p = 0; p < kResident; ++p) {
+      const auto bytes = hn::PromoteTo(d16, hn::LoadU(d8, rows[p] + offset + j));
+      even = hn::Or(hn::ShiftLeft<4>(even), hn::And(bytes, low));
+      odd = hn::Or(hn::ShiftLeft<4>(odd), hn::ShiftRight<4>(bytes));
+    }
+    const auto finish = [&](auto digits, float* to) HWY_ATTR {
+      const auto code = hn::ShiftLeft<kAbsentBits>(hn::PromoteTo(di, digits));
+      const auto value = hn::Add(code, hn::Set(di, kMidpoint - 32768));
+      hn::StoreU(hn::Mul(hn::ConvertTo(d, value), step), d, to);
+    };
+    finish(even, out + j);
+    finish(odd, out + half + j);
+  }
+}
+
+/// Decodes the first `tokens` rows of one side of a block.
+void DecodeBlock(const AttentionHead& head, const std::array<PageId, kPlanes>& pages, int tokens,
+                 float* out) {
+  const int planes = ResidentPlanes(pages);
+  const std::uint8_t* rows[kPlanes] = {};
+  for (int p = 0; p < planes; ++p) rows[p] = head.Rows(pages[p]);
+  const std::uint16_t* scales = head.Scales(pages[0]);
+  const int dim = head.head_dim;
+  for (int t = 0; t < tokens; ++t) {
+    const std::size_t offset = static_cast<std::size_t>(t) * dim / 2;
+    const float scale = Bf16ToFloat(scales[t]);
+    float* to = out + static_cast<std::ptrdiff_t>(t) * dim;
+    switch (planes) {
+      case 1:
+        DecodeRowPermuted<1>(dim, rows, offset, scale, to);
+        break;
+      case 2:
+        DecodeRowPermuted<2>(dim, rows, offset, scale, to);
+        break;
+      case 3:
+        DecodeRowPermuted<3>(dim, rows, offset, scale, to);
+        break;
+      default:
+        DecodeRowPermuted<4>(dim, rows, offset, scale, to);
+        break;
+    }
+  }
+}
+
+/// logits[t] = q . key[t] for 32 tokens, four at a time so that sums across lanes are shared.
+void Dots(int dim, const float* HWY_RESTRICT q, const float* HWY_RESTRICT key,
+          float* HWY_RESTRICT logits) {
+  const F32 d;
+  const hn::Repartition<double, F32> pairs;
+  const F32x4 d4;
+  const int lanes = static_cast<int>(hn::Lanes(d));
+  alignas(64) float blocks[16];
+  for (int t = 0; t < kBlockTokens; t += 4) {
+    const float* k = key + static_cast<std::ptrdiff_t>(t) * dim;
+    auto a0 = hn::Zero(d), a1 = hn::Zero(d), a2 = hn::Zero(d), a3 = hn::Zero(d);
+    for (int i = 0; i < dim; i += lanes) {
+      const auto v = hn::Load(d, q + i);
+      a0 = hn::MulAdd(v, hn::Load(d, k + i), a0);
+      a1 = hn::MulAdd(v, hn::Load(d, k + dim + i), a1);
+      a2 = hn::MulAdd(v, hn::Load(d, k + 2 * dim + i), a2);
+      a3 = hn::MulAdd(v, hn::Load(d, k + 3 * dim + i), a3);
+    }
+    const auto s01 =
+        hn::BitCast(pairs, hn::Add(hn::InterleaveLower(d, a0, a1), hn::InterleaveUpper(d, a0, a1)));
+    const auto s23 =
+        hn::BitCast(pairs, hn::Add(hn::InterleaveLower(d, a2, a3), hn::InterleaveUpper(d, a2, a3)));
+    const auto sum = hn::Add(hn::BitCast(d, hn::InterleaveLower(pairs, s01, s23)),
+                             hn::BitCast(d, hn::InterleaveUpper(pairs, s01, s23)));
+    hn::Store(sum, d, blocks);
+    auto four = hn::Load(d4, blocks);
+    for (int b = 4; b < lanes; b += 4) four = hn::Add(four, hn::Load(d4, blocks + b));
+    hn::Store(four, d4, logits + t);
+  }
+}
+
+/// sums = sums * keep + sum over t < tokens of weights[t] * value[t]. Later rows are not read: they
+/// may hold anything, and 0 * NaN is NaN.
+void Accumulate(int dim, int tokens, float keep, const float* HWY_RESTRICT weights,
+                const float* HWY_RESTRICT value, float* HWY_RESTRICT sums) {
+  const F32 d;
+  const int lanes = static_cast<int>(hn::Lanes(d));
+  for (int i = 0; i < dim; i += 4 * lanes) {  // dim / lanes is even; the second pair may be missing
+    const bool four = i + 2 * lanes < dim;
+    const auto k = hn::Set(d, keep);
+    auto a0 = hn::Mul(hn::Load(d, sums + i), k);
+    auto a1 = hn::Mul(hn::Load(d, sums + i + lanes), k);
+    if (four) {
+      auto a2 = hn::Mul(hn::Load(d, sums + i + 2 * lanes), k);
+      auto a3 = hn::Mul(hn::Load(d, sums + i + 3 * lanes), k);
+      for (int t = 0; t < tokens; ++t) {
+        const auto w = hn::Set(d, weights[t]);
+        const float* v = value + static_cast<std::ptrdiff_t>(t) * dim + i;
+        a0 = hn::MulAdd(w, hn::Load(d, v), a0);
+        a1 = hn::MulAdd(w, hn::Load(d, v + lanes), a1);
+        a2 = hn::MulAdd(w, hn::Load(d, v + 2 * lanes), a2);
+        a3 = hn::MulAdd(w, hn::Load(d, v + 3 * lanes), a3);
+      }
+      hn::Store(a2, d, sums + i + 2 * lanes);
+      hn::Store(a3, d, sums + i + 3 * lanes);
+    } else {
+      for (int t = 0; t < tokens; ++t) {
+        const auto w = hn::Set(d, weights[t]);
+        const float* v = value + static_cast<std::ptrdiff_t>(t) * dim + i;
+        a0 = hn::MulAdd(w, hn::Load(d, v), a0);
+        a1 = hn::MulAdd(w, hn::Load(d, v + lanes), a1);
+      }
+    }
+    hn::Store(a0, d, sums + i);
+    hn::Store(a1, d, sums + i + lanes);
+  }
+}
+
+/// One column over one decoded block of which it sees the first `visible` tokens.
+void AttendColumn(int dim, int column, int visible, Scratch& s) {
+  const F32 d;
+  const int lanes = static_cast<int>(hn::Lanes(d));
+  alignas(64) float logits[kBlockTokens];
+  Dots(dim, s.query + column * dim, s.key, logits);
+  for (int t = visible; t < kBlockTokens; ++t) logits[t] = -std::numeric_limits<float>::infinity();
+  auto largest = hn::Set(d, s.maxima[column]);
+  for (int t = 0; t < kBlockTokens; t += lanes) largest = hn::Max(largest, hn::Load(d, logits + t));
+  const float maximum = hn::GetLane(hn::MaxOfLanes(d, largest));
+  const auto base = hn::Set(d, maximum);
+  auto total = hn::Zero(d);
+  for (int t = 0; t < kBlockTokens; t += lanes) {
+    const auto weight = Exp2(hn::Sub(hn::Load(d, logits + t), base));
+    hn::Store(weight, d, logits + t);
+    total = hn::Add(total, weight);
+  }
+  const float keep = Exp2One(s.maxima[column] - maximum);
+  s.maxima[column] = maximum;
+  s.totals[column] = s.totals[column] * keep + hn::GetLane(hn::SumOfLanes(d, total));
+  Accumulate(dim, visible, keep, logits, s.value, s.sums + column * dim);
+}
+
+void LoadQueries(const QueryTile& tile, int dim, Scratch& s) {
+  const float factor = tile.softmax_scale * kLog2E;
+  for (int column = 0; column < tile.Columns(); ++column) {
+    const float* q = tile.query + column / tile.group * tile.query_stride +
+                     static_cast<std::ptrdiff_t>(column % tile.group) * dim;
+    float* to = s.query + column * dim;
+    for (int j = 0; j < dim / 2; ++j) {
+      to[j] = q[2 * j] * factor;
+      to[dim / 2 + j] = q[2 * j + 1] * factor;
+    }
+    s.maxima[column] = kNoLogit;
+    s.totals[column] = 0;
+    std::fill_n(s.sums + column * dim, dim, 0.0f);
+  }
+}
+
+void Attend(const AttentionHead& head, const QueryTile& tile, int first, int end, float* partials,
+            std::byte* scratch) {
+  Scratch& s = *reinterpret_cast<Scratch*>(scratch);
+  const int dim = head.head_dim;
+  LoadQueries(tile, dim, s);
+  for (int at = first; at < end; at += kBlockTokens) {
+    const BlockView& block = head.blocks[at / kBlockTokens];
+    if (!block.k[0].valid() || !block.v[0].valid()) continue;
+    const int tokens = std::min(kBlockTokens, end - at);
+    DecodeBlock(head, block.k, tokens, s.key);
+    DecodeBlock(head, block.v, tokens, s.value);
+    for (int column = 0; column < tile.Columns(); ++column) {
+      const int position = tile.first_position + column / tile.group;
+      const int visible = std::min(tokens, position + 1 - at);
+      if (visible <= 0) continue;
+      AttendColumn(dim, column, visible, s);
+    }
+  }
+  for (int column = 0; column < tile.Columns(); ++column) {
+    float* to = partials + column * PartialFloats(dim);
+    const float* sums = s.sums + column * dim;
+    for (int j = 0; j < dim / 2; ++j) {
+      to[2 * j] = sums[j];
+      to[2 * j + 1] = sums[dim / 2 + j];
+    }
+    to[dim] = s.maxima[column];
+    to[dim + 1] = s.totals[column];
+  }
+}
+
+void Merge(int dim, int columns, const float* part, float* total) {
+  const F32 d;
+  for (int column = 0; column < columns; ++column) {
+    const float* from = part + column * PartialFloats(dim);
+    float* to = total + column * PartialFloats(dim);
+    const float maximum = std::max(from[dim], to[dim]);
+    const float keep = Exp2One(to[dim] - maximum);
+    const float add = Exp2One(from[dim] - maximum);
+    for (int i = 0; i < dim; i += static_cast<int>(hn::Lanes(d))) {
+      const auto kept = hn::Mul(hn::LoadU(d, to + i), hn::Set(d, keep));
+      hn::StoreU(hn::MulAdd(hn::LoadU(d, from + i), hn::Set(d, add), kept), d, to + i);
+    }
+    to[dim] = maximum;
+    to[dim + 1] = to[dim + 1] * keep + from[dim + 1] * add;
+  }
+}
+
+void Finish(int dim, const QueryTile& tile, const float* total) {
+  const F32 d;
+  for (int column = 0; column < tile.Columns(); ++column) {
+    const float* from = total + column * PartialFloats(dim);
+    float* to = tile.out + column / tile.group * tile.out_stride +
+                static_cast<std::ptrdiff_t>(column % tile.group) * dim;
+    const auto inverse = hn::Set(d, 1.0f / from[dim + 1]);
+    for (int i = 0; i < dim; i += static_cast<int>(hn::Lanes(d))) {
+      hn::StoreU(hn::Mul(hn::LoadU(d, from + i), inverse), d, to + i);
+    }
+  }
+}
+
+constexpr AttentionKernel kAttention = {kMaxColumns, kNarrowColumns, ScratchBytes, Supports,
+                                        Attend};
+constexpr PartialKernel kPartial = {Merge, Finish};
+const AttentionKernel* Attention() { return &kAttention; }
+const PartialKernel* Partial() { return &kPartial; }
+
+}  // namespace HWY_NAMESPACE
+}  // namespace pliant
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace pliant {
+
+const AttentionKernel& F32AttentionKernel(CpuLevel level) {
+#if HWY_TARGETS & HWY_AVX3
+  if (level >= CpuLevel::kAvx512) return *N_AVX3::Attention();
+#endif
+#if HWY_TARGETS & HWY_AVX2
+  if (level >= CpuLevel::kAvx2) return *N_AVX2::Attention();
+#endif
+  return *HWY_STATIC_DISPATCH(Attention)();
+}
+
+const PartialKernel& ChoosePartialKernel(CpuLevel level) {
+#if HWY_TARGETS & HWY_AVX3
+  if (level >= CpuLevel::kAvx512) return *N_AVX3::Partial();
+#endif
+#if HWY_TARGETS & HWY_AVX2
+  if (level >= CpuLevel::kAvx2) return *N_AVX2::Partial();
+#endif
+  return *HWY_STATIC_DISPATCH(Partial)();
+}
+
+const AttentionKernel& ChooseAttentionKernel(CpuLevel level, int head_dim) {
+  (void)head_dim;
+  return F32AttentionKernel(level);
+}
+
+}  // namespace pliant
+#endif  // HWY_ONCE

@@ -1,0 +1,81 @@
+#include "backend/cpu/kv_plan.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+
+#include "base/check.h"
+
+namespace pliant {
+namespace {
+
+constexpr int kColumnVector = 16;  // columns that a kernel handles at once
+
+/// A column costs about one unit a token; decoding a token for a tile costs about as much as 8
+/// columns.
+std::int64_t Cost(const AttentionItem& item, const SequenceSlice& slice) {
+  const int last = slice.context + item.first_row + item.rows;
+  const int tokens =
+      item.split < 0 ? last : std::min(kSplitTokens, last - item.split * kSplitTokens);
+  return std::int64_t{tokens} * (8 + item.rows * item.group);
+}
+
+}  // namespace
+
+AttentionPlan PlanAttention(const StepBatch& batch, const KvGeometry& geometry, int heads,
+                            const AttentionKernel& kernel, int threads) {
+  const int group = heads / geometry.kv_heads;
+  PLIANT_CHECK(group >= 1 && heads == group * geometry.kv_heads,
+               "heads are a multiple of KV heads");
+  AttentionPlan plan;
+  std::int64_t wide_rows = 0;
+  for (const SequenceSlice& slice : batch.sequences) {
+    if (slice.rows * group > kernel.narrow_columns) wide_rows += slice.rows;
+  }
+  // Wide tiles: as large as the kernel takes (decoding is shared by a tile's columns), but enough
+  // of them to balance.
+  const int tile_group = std::min(group, kernel.max_columns);
+  const int row_step = kColumnVector / std::gcd(kColumnVector, tile_group);
+  const std::int64_t balanced = wide_rows * geometry.kv_heads / (std::int64_t{4} * threads);
+  std::int64_t tile_rows =
+      std::min<std::int64_t>(kernel.max_columns / tile_group, std::max<std::int64_t>(balanced, 1));
+  if (tile_rows < row_step) tile_rows = std::min(row_step, kernel.max_columns / tile_group);
+  tile_rows -= tile_rows > row_step ? tile_rows % row_step : 0;
+
+  for (std::size_t s = 0; s < batch.sequences.size(); ++s) {
+    const SequenceSlice& slice = batch.sequences[s];
+    const bool narrow = slice.rows * group <= kernel.narrow_columns;
+    for (int head = 0; head < geometry.kv_heads; ++head) {
+      AttentionItem item;
+      item.sequence = static_cast<int>(s);
+      item.kv_head = head;
+      if (narrow) {
+        item.rows = slice.rows;
+        item.group = group;
+        item.join = static_cast<int>(plan.joins.size());
+        const int splits = SplitsOf(slice.context + slice.rows);
+        plan.joins.push_back({splits, plan.partial_floats});
+        plan.partial_floats += static_cast<std::size_t>(splits) * slice.rows * group *
+                               PartialFloats(geometry.head_dim);
+        for (item.split = 0; item.split < splits; ++item.split) plan.items.push_back(item);
+        continue;
+      }
+      for (int row = 0; row < slice.rows; row += static_cast<int>(tile_rows)) {
+        item.first_row = row;
+        item.rows = std::min(static_cast<int>(tile_rows), slice.rows - row);
+        for (int first = 0; first < group; first += tile_group) {
+          item.first_head = first;
+          item.group = std::min(tile_group, group - first);
+          plan.items.push_back(item);
+        }
+      }
+    }
+  }
+  std::stable_sort(
+      plan.items.begin(), plan.items.end(), [&](const AttentionItem& a, const AttentionItem& b) {
+        return Cost(a, batch.sequences[a.sequence]) > Cost(b, batch.sequences[b.sequence]);
+      });
+  return plan;
+}
+
+}  // namespace pliant

@@ -1,0 +1,46 @@
+// Room: backend. How the attention of one step is cut into work items. Pure, owner thread; made
+// once a step and used for every layer.
+//
+// Sequences with few columns (decode) give an item for each KV head and each split of their
+// context; the worker that ends the last split of a head merges them. Sequences with many columns
+// (prefill) give an item for each KV head and tile of rows, which does all splits itself. What an
+// item computes does not depend on how the cut was made (kv_attention.h); only the balance does.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "backend/backend.h"
+#include "backend/cpu/kv_attention.h"
+
+namespace pliant {
+
+struct AttentionItem {
+  int sequence = 0;  // into StepBatch.sequences
+  int kv_head = 0;
+  int first_row = 0;  // of the tile, within the slice
+  int rows = 0;
+  int first_head = 0;  // of the tile, within the group
+  int group = 0;
+  int split = -1;  // or -1: all of them
+  int join = -1;   // into AttentionPlan.joins, for split items
+};
+
+/// The split items of one (sequence, KV head).
+struct AttentionJoin {
+  int splits = 0;
+  std::size_t partials = 0;  // offset in floats of split 0's partial results; the others follow
+};
+
+struct AttentionPlan {
+  std::vector<AttentionItem> items;  // costliest first
+  std::vector<AttentionJoin> joins;
+  std::size_t partial_floats = 0;
+};
+
+AttentionPlan PlanAttention(const StepBatch& batch, const KvGeometry& geometry, int heads,
+                            const AttentionKernel& kernel, int threads);
+
+constexpr int SplitsOf(int tokens) { return (tokens + kSplitTokens - 1) / kSplitTokens; }
+
+}  // namespace pliant
