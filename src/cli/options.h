@@ -1,0 +1,62 @@
+// Room: cli. What the commands share: options with their defaults, and the parts of a model opened by them. Main thread.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include <memory>
+#include <string>
+
+#include "engine/engine_factory.h"
+#include "model/model.h"
+#include "text/chat_template.h"
+#include "text/tokenizer.h"
+
+namespace pliant {
+
+struct ModelFlags {
+  std::string model;          // path; empty: the default model
+  std::string chat_template;  // path of a file that replaces the model's own
+  bool random_weights = false;
+  void AddTo(CLI::App& app);
+};
+
+struct EngineFlags {
+  std::string backend = "auto";
+  int threads = 0;
+  std::string kv_memory = "auto";
+  int kv_bits = 16;
+  int kv_floor = 8;
+  std::string policy = "pliant";
+  std::string exact_store = "auto";
+  bool no_prefix_cache = false;
+  bool no_calibration = false;
+  std::int64_t context = 0;
+  int max_batch_tokens = 512;
+  int max_running = 64;
+  int max_waiting = 256;
+  void AddTo(CLI::App& app);
+};
+
+/// A model file or folder with its text side; weights are still on disk.
+struct OpenedModel {
+  std::unique_ptr<Model> model;
+  std::unique_ptr<Tokenizer> tokenizer;
+  std::unique_ptr<ChatTemplate> chat_template;  // null when the model has none
+  std::string path;
+};
+
+/// Where the default model lies ("" when it is nowhere): $PLIANT_MODEL_DIR, the checkout's .cache/models, ~/.cache/pliant/models.
+std::string DefaultModelPath();
+
+Result<OpenedModel> OpenModel(const ModelFlags& flags);
+
+/// Loads the weights with progress and starts the engine.
+Result<std::unique_ptr<Engine>> StartEngine(const EngineFlags& flags, OpenedModel& opened);
+
+/// The variables a chat template gets besides the messages (bos_token, eos_token, add_generation_prompt).
+Result<std::string> RenderChat(const OpenedModel& opened, const std::string& messages_json, bool add_generation_prompt);
+
+/// Prints "pliant: message" on standard error; returns the exit code.
+int Fail(const Status& status);
+
+}  // namespace pliant

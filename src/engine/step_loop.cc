@@ -1,0 +1,257 @@
+#include "engine/step_loop.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/log.h"
+
+namespace pliant {
+
+StepLoop::StepLoop(Backend* backend, Model* model, const Tokenizer* tokenizer, std::unique_ptr<KvManager> kv,
+                   std::unique_ptr<Scheduler> scheduler, const Clock* clock)
+    : backend_(backend),
+      model_(model),
+      tokenizer_(tokenizer),
+      clock_(clock),
+      kv_(std::move(kv)),
+      scheduler_(std::move(scheduler)) {}
+
+void StepLoop::Add(RequestId id, GenerateRequest request, EventSink sink, std::uint64_t random_seed) {
+  SchedRequest sched{.id = id,
+                     .prompt = request.prompt,
+                     .max_new_tokens = request.stop.max_tokens,
+                     .priority = request.priority,
+                     .min_bits = request.kv.min_bits,
+                     .cache_salt = request.kv.cache_salt};
+  const Status status = scheduler_->Add(std::move(sched));
+  if (!status.ok()) {
+    TokenEvent event;
+    event.finish = FinishReason::kError;
+    event.error = status;
+    event.usage.prompt_tokens = static_cast<std::int64_t>(request.prompt.size());
+    sink(id, std::move(event));
+    return;
+  }
+  Sampler sampler(request.sampling, request.prompt, random_seed);
+  OutputStream output(tokenizer_, request.stop.strings, request.special_in_text);
+  live_.emplace(id, Live{std::move(request), std::move(sink), std::move(sampler), std::move(output)});
+  ++not_started_;
+}
+
+void StepLoop::Cancel(RequestId id) {
+  if (!live_.contains(id)) return;
+  const Usage usage = UsageOf(id, live_.at(id));
+  scheduler_->Cancel(id);
+  TokenEvent event;
+  event.usage = usage;
+  End(id, FinishReason::kCancelled, Status::Ok(), std::move(event));
+}
+
+void StepLoop::FailAll(const Status& status) {
+  std::vector<RequestId> ids;
+  for (const auto& [id, live] : live_) ids.push_back(id);
+  for (const RequestId id : ids) {
+    scheduler_->Cancel(id);
+    End(id, FinishReason::kError, status);
+  }
+}
+
+Nanoseconds StepLoop::Step() {
+  StepPlan plan = scheduler_->Plan();
+  HandleSchedulerEvents();
+  if (plan.empty()) return plan.idle() ? -1 : std::max<Nanoseconds>(plan.wait(), 1000);
+  const Nanoseconds start = clock_->Now();
+  const Status status = Run(plan);
+  if (!status.ok()) {
+    // The step's requests cannot be trusted to do better next time: end them, keep the others.
+    spdlog::error("step failed: {}", status.ToString());
+    std::vector<RequestId> ids;
+    for (const StepPlan::Entry& entry : plan.entries()) ids.push_back(entry.request);
+    scheduler_->Abandon(std::move(plan));
+    for (const RequestId id : ids) {
+      if (!live_.contains(id)) continue;
+      scheduler_->Cancel(id);
+      End(id, FinishReason::kError, status);
+    }
+    return 0;
+  }
+  counters_.step_nanoseconds += clock_->Now() - start;
+  scheduler_->Settle(std::move(plan), sampled_);
+  for (Ending& ending : endings_) End(ending.id, ending.reason, std::move(ending.error), std::move(ending.event));
+  endings_.clear();
+  for (Delivery& delivery : deliveries_) {
+    const auto found = live_.find(delivery.id);
+    if (found != live_.end()) found->second.sink(delivery.id, std::move(delivery.event));
+  }
+  deliveries_.clear();
+  HandleSchedulerEvents();
+  return 0;
+}
+
+Status StepLoop::Run(const StepPlan& plan) {
+  PLIANT_RETURN_IF_ERROR(model_->Forward(*backend_, plan.batch()));
+  ReportPrefill(plan);
+  const std::span<const float> logits = backend_->LogitRows();
+  const std::span<const RequestId> samplers = plan.samplers();
+  const std::size_t vocabulary = static_cast<std::size_t>(model_->config().vocab_size);
+  PLIANT_CHECK(logits.size() >= samplers.size() * vocabulary, "the backend gave fewer logit rows than asked for");
+  sampled_.clear();
+  for (std::size_t i = 0; i < samplers.size(); ++i) {
+    sampled_.push_back(SampleRow(samplers[i], logits.subspan(i * vocabulary, vocabulary)));
+  }
+  return Status::Ok();
+}
+
+SampledToken StepLoop::SampleRow(RequestId id, std::span<const float> logits) {
+  SampledToken out{.request = id, .token = 0, .finished = true};
+  const auto found = live_.find(id);
+  if (found == live_.end()) return out;  // cancelled while the step ran; the scheduler ignores it
+  Live& live = found->second;
+  const std::int64_t valid = std::min<std::int64_t>(model_->config().vocab_size, tokenizer_->size());
+  const bool may_stop = live.produced + 1 > live.request.stop.min_tokens;
+  if (!may_stop && !live.request.stop.ignore_eos) {
+    live.sampler.Forbid(tokenizer_->vocabulary().end_of_generation);
+  } else {
+    live.sampler.Forbid({});
+  }
+  Result<TokenLogprob> sampled = live.sampler.Sample(logits, valid);
+  if (!sampled.ok()) {
+    ++counters_.nonfinite_requests;
+    endings_.push_back({id, FinishReason::kError, sampled.status(), {}});
+    return out;
+  }
+  TokenEvent event;
+  out.token = sampled->token;
+  out.finished = Take(live, *sampled, event);
+  if (out.finished) {
+    endings_.push_back({id, *event.finish, Status::Ok(), std::move(event)});
+  } else {
+    deliveries_.push_back({id, std::move(event)});
+  }
+  return out;
+}
+
+bool StepLoop::Take(Live& live, const TokenLogprob& sampled, TokenEvent& event) {
+  const StopParams& stop = live.request.stop;
+  ++live.produced;
+  const bool may_stop = live.produced > stop.min_tokens;
+  const TokenId token = sampled.token;
+  const bool ends = may_stop && ((!stop.ignore_eos && tokenizer_->IsEndOfGeneration(token)) ||
+                                 std::find(stop.token_ids.begin(), stop.token_ids.end(), token) != stop.token_ids.end());
+  if (ends) {
+    OutputStream::Piece rest = live.output.Finish();
+    event.text = std::move(rest.text);
+    event.stop_match = rest.stop.value_or("");
+    event.finish = FinishReason::kStop;
+    return true;
+  }
+  event.tokens.push_back(token);
+  if (live.request.sampling.top_logprobs >= 0) event.logprobs.push_back(sampled);
+  OutputStream::Piece piece = live.output.Push(token, may_stop);
+  event.text = std::move(piece.text);
+  if (!piece.stop && live.produced >= stop.max_tokens) {
+    OutputStream::Piece rest = live.output.Finish();
+    event.text += rest.text;
+    piece.stop = std::move(rest.stop);
+    event.finish = FinishReason::kLength;
+  }
+  if (piece.stop) {
+    event.stop_match = *piece.stop;
+    event.finish = FinishReason::kStop;
+  }
+  return event.finish.has_value();
+}
+
+void StepLoop::ReportPrefill(const StepPlan& plan) {
+  const StepBatch batch = plan.batch();
+  for (std::size_t i = 0; i < plan.entries().size(); ++i) {
+    const auto found = live_.find(plan.entries()[i].request);
+    if (found == live_.end()) continue;
+    Live& live = found->second;
+    if (!live.started) {
+      live.started = true;
+      --not_started_;
+    }
+    if (!live.request.report_prefill || live.produced > 0) continue;
+    TokenEvent event;
+    event.prompt_done = batch.sequences[i].context + batch.sequences[i].rows;
+    live.sink(found->first, std::move(event));
+  }
+}
+
+void StepLoop::HandleSchedulerEvents() {
+  for (SchedEvent& event : scheduler_->TakeEvents()) {
+    const auto found = live_.find(event.request);
+    if (found == live_.end()) continue;
+    TokenEvent last;
+    OutputStream::Piece rest = found->second.output.Finish();
+    last.text = std::move(rest.text);
+    if (event.kind == SchedEvent::Kind::kLength) {
+      End(event.request, FinishReason::kLength, Status::Ok(), std::move(last));
+    } else {
+      End(event.request, FinishReason::kError, event.error, std::move(last));
+    }
+  }
+}
+
+void StepLoop::End(RequestId id, FinishReason reason, Status error, TokenEvent event) {
+  auto node = live_.extract(id);
+  if (node.empty()) return;
+  Live& live = node.mapped();
+  if (!live.started) --not_started_;
+  event.finish = reason;
+  event.error = std::move(error);
+  if (reason != FinishReason::kCancelled) event.usage = UsageOf(id, live);
+  // Tokens of this very step that were not delivered yet come first.
+  for (Delivery& delivery : deliveries_) {
+    if (delivery.id == id) live.sink(id, std::move(delivery.event));
+  }
+  std::erase_if(deliveries_, [&](const Delivery& delivery) { return delivery.id == id; });
+  if (reason == FinishReason::kError) ++counters_.requests_failed;
+  live.sink(id, std::move(event));
+}
+
+Usage StepLoop::UsageOf(RequestId id, const Live& live) const {
+  Usage usage;
+  usage.prompt_tokens = static_cast<std::int64_t>(live.request.prompt.size());
+  usage.completion_tokens = live.produced;
+  if (const std::optional<RequestKvFacts> facts = scheduler_->Facts(id)) {
+    usage.cached_tokens = facts->cached_tokens;
+    usage.tokens_below_16_bits = facts->tokens_below_16_bits;
+    usage.lowest_k_bits = facts->lowest_k_bits;
+    usage.lowest_v_bits = facts->lowest_v_bits;
+    usage.preemptions = facts->preemptions;
+    usage.demotions = facts->demotions;
+    usage.restores = facts->restores;
+  }
+  return usage;
+}
+
+EngineStats StepLoop::Stats() const {
+  EngineStats stats = counters_;
+  const SchedStats sched = scheduler_->Stats();
+  const KvStats kv = kv_->Stats();
+  stats.running = sched.running;
+  stats.waiting = sched.waiting + sched.offloaded + sched.loading;
+  stats.pages_total = kv.pages_total;
+  stats.pages_free = kv.pages_free;
+  stats.pages_cached = kv.pages_cached;
+  stats.kv_bytes_total = kv.pages_total * kv.page_bytes;
+  stats.kv_bytes_used = (kv.pages_total - kv.pages_free) * kv.page_bytes;
+  std::copy(&kv.blocks_by_state[0][0], &kv.blocks_by_state[0][0] + 25, &stats.blocks_by_state[0][0]);
+  stats.requests_admitted = sched.admitted;
+  stats.requests_finished = sched.finished;
+  stats.requests_cancelled = sched.cancelled;
+  stats.prompt_tokens = sched.prompt_tokens;
+  stats.generated_tokens = sched.generated_tokens;
+  stats.prefix_lookup_tokens = sched.prefix_lookup_tokens;
+  stats.prefix_hit_tokens = sched.prefix_hit_tokens;
+  stats.preemptions = sched.preemptions;
+  stats.offloads = sched.offloads;
+  stats.demotions = kv.demotions;
+  stats.restores = kv.restores;
+  stats.steps = sched.steps;
+  return stats;
+}
+
+}  // namespace pliant

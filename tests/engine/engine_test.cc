@@ -1,0 +1,203 @@
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <random>
+#include <thread>
+
+#include "engine/support/test_model.h"
+
+namespace pliant {
+namespace {
+
+std::vector<GenerateRequest> ProblemRequests(const TestModel& model, std::int64_t max_tokens) {
+  std::vector<GenerateRequest> requests;
+  for (const auto& [problem, answer] : SmallProblems()) requests.push_back(TestModel::Greedy(model.Problem(problem), max_tokens));
+  return requests;
+}
+
+std::string FinalAnswer(const std::string& text) {
+  const std::size_t at = text.find("</think>");
+  if (at == std::string::npos) return "";
+  std::string answer = text.substr(at + 8);
+  while (!answer.empty() && answer.front() == '\n') answer.erase(0, 1);
+  return answer;
+}
+
+void ExpectIdle(const Engine& engine) {
+  const EngineStats stats = engine.Stats();
+  EXPECT_EQ(stats.running, 0);
+  EXPECT_EQ(stats.waiting, 0);
+  EXPECT_EQ(stats.pages_free + stats.pages_cached, stats.pages_total);
+}
+
+TEST(Engine, SolvesProblemsTogetherAndAlone) {
+  TestModel model;
+  const auto together = model.AskAll(ProblemRequests(model, 900));
+  for (std::size_t i = 0; i < together.size(); ++i) {
+    EXPECT_EQ(FinalAnswer(together[i].text), SmallProblems()[i].second);
+    EXPECT_EQ(together[i].finish, FinishReason::kStop);
+  }
+  TestModel fresh({.prefix_cache = false});
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(fresh.Ask(ProblemRequests(fresh, 900)[i]).tokens, together[i].tokens);
+  }
+  ExpectIdle(*model.engine);
+}
+
+TEST(Engine, ChunkedPrefillAndPrefixCacheGiveTheSameTokens) {  // known faults B2, B3
+  TestModel cached({.max_batch_tokens = 48}), fresh({.prefix_cache = false});
+  const std::vector<TokenId> base = fresh.Problem(SmallProblems()[0].first);
+  ASSERT_GT(base.size(), 100u);
+  for (const std::size_t cut : {31u, 32u, 33u, 63u, 64u, 65u, 96u, 1u}) {
+    std::vector<TokenId> prompt(base.begin(), base.begin() + cut);
+    const auto plain = [&](std::vector<TokenId> ids) { return TestModel::Greedy(std::move(ids), 24); };
+    for (int again = 0; again < 2; ++again) {
+      EXPECT_EQ(cached.Ask(plain(prompt)).tokens, fresh.Ask(plain(prompt)).tokens) << cut;
+    }
+    prompt.push_back('7');  // equal up to `cut`, then different
+    prompt.push_back('=');
+    EXPECT_EQ(cached.Ask(plain(prompt)).tokens, fresh.Ask(plain(prompt)).tokens) << cut;
+  }
+  EXPECT_GT(cached.engine->Stats().prefix_hit_tokens, 0);
+  EXPECT_EQ(fresh.engine->Stats().prefix_hit_tokens, 0);
+}
+
+TEST(Engine, APoolTooSmallForAllPreemptsAndStillAnswersRight) {
+  TestModel ample;
+  const auto expected = ample.AskAll(ProblemRequests(ample, 400));
+  const std::uint64_t page = static_cast<std::uint64_t>(ample.engine->Stats().kv_bytes_total / ample.engine->Stats().pages_total);
+  TestModel tight({.kv_bytes = page * 8 * 45});  // 45 blocks: about two of the eight requests at full length
+  const auto answers = tight.AskAll(ProblemRequests(tight, 400));
+  for (std::size_t i = 0; i < answers.size(); ++i) {
+    EXPECT_TRUE(answers[i].error.ok()) << answers[i].error.ToString();
+    EXPECT_EQ(answers[i].tokens, expected[i].tokens) << i;
+  }
+  EXPECT_GT(tight.engine->Stats().preemptions, 0);
+  ExpectIdle(*tight.engine);
+}
+
+TEST(Engine, PressureWithAFloorOf16BitsChangesNoToken) {
+  TestModel ample;
+  const auto expected = ample.AskAll(ProblemRequests(ample, 300));
+  const std::uint64_t page = static_cast<std::uint64_t>(ample.engine->Stats().kv_bytes_total / ample.engine->Stats().pages_total);
+  TestModel tight({.kv_bytes = page * 8 * 45,
+                   .policy = KvPolicy::kPliant,
+                   .store = {.kind = StoreSpec::Kind::kRam, .path = "", .bytes = 64u << 20},
+                   .floor_bits = 8});
+  std::vector<GenerateRequest> requests = ProblemRequests(tight, 300);
+  for (GenerateRequest& request : requests) request.kv.min_bits = 16;
+  const auto answers = tight.AskAll(std::move(requests));
+  for (std::size_t i = 0; i < answers.size(); ++i) {
+    EXPECT_TRUE(answers[i].error.ok()) << answers[i].error.ToString();
+    EXPECT_EQ(answers[i].tokens, expected[i].tokens) << i;
+    EXPECT_EQ(answers[i].usage.tokens_below_16_bits, 0);
+  }
+  ExpectIdle(*tight.engine);
+}
+
+TEST(Engine, CancelFreesEverythingAtAnyTime) {  // known faults B1, H1
+  TestModel model({.max_batch_tokens = 32});
+  const std::vector<TokenId> prompt = model.Problem(SmallProblems()[1].first);
+  TestModel fresh({.prefix_cache = false});
+  const auto expected = fresh.Ask(TestModel::Greedy(prompt, 40)).tokens;
+  std::mt19937 rng(5);
+  for (int round = 0; round < 20; ++round) {
+    Collector collector;
+    const RequestId id = model.engine->Submit(TestModel::Greedy(prompt, 200), collector.Sink()).value();
+    std::this_thread::sleep_for(std::chrono::microseconds(rng() % 20000));
+    model.engine->Cancel(id);
+    const auto answer = collector.Wait(id);
+    EXPECT_TRUE(answer.finish == FinishReason::kCancelled);
+    if (round % 5 == 0) EXPECT_EQ(model.Ask(TestModel::Greedy(prompt, 40)).tokens, expected);
+  }
+  ExpectIdle(*model.engine);
+  model.engine->Cancel(RequestId(123456));  // unknown: ignored
+}
+
+TEST(Engine, RefusesAtTheDoorWithBothNumbers) {
+  TestModel model({.max_running = 1, .max_waiting = 2});
+  const auto none = [](RequestId, TokenEvent) { FAIL() << "a refused request gets no event"; };
+  EXPECT_EQ(model.engine->Submit(TestModel::Greedy({}, 5), none).status().code(), StatusCode::kInvalidArgument);
+  const Status too_long = model.engine->Submit(TestModel::Greedy(std::vector<TokenId>(4000, 65), 500), none).status();
+  EXPECT_EQ(too_long.code(), StatusCode::kTooLarge);
+  EXPECT_NE(too_long.message().find("4000"), std::string::npos);
+  EXPECT_NE(too_long.message().find("4096"), std::string::npos);
+
+  Collector collector;  // one runs, two wait, the rest is refused
+  std::vector<RequestId> taken;
+  int refused = 0;
+  for (int i = 0; i < 10; ++i) {
+    const Result<RequestId> id = model.engine->Submit(TestModel::Greedy({65, 66, 67}, 300), collector.Sink());
+    if (id.ok()) {
+      taken.push_back(*id);
+    } else {
+      EXPECT_EQ(id.status().code(), StatusCode::kResourceExhausted);
+      ++refused;
+    }
+  }
+  EXPECT_GE(refused, 6);
+  for (const RequestId id : taken) model.engine->Cancel(id);
+  for (const RequestId id : taken) collector.Wait(id);
+  ExpectIdle(*model.engine);
+  EXPECT_EQ(model.engine->Stats().requests_rejected, refused);
+}
+
+TEST(Engine, LengthStopStringsStopTokensAndMinTokens) {
+  TestModel model;
+  const std::vector<TokenId> prompt = model.Problem(SmallProblems()[2].first);
+  const auto plain = model.Ask(TestModel::Greedy(prompt, 30));
+  EXPECT_EQ(plain.finish, FinishReason::kLength);
+  EXPECT_EQ(plain.tokens.size(), 30u);
+  EXPECT_EQ(plain.usage.completion_tokens, 30);
+  EXPECT_EQ(plain.usage.prompt_tokens, static_cast<std::int64_t>(prompt.size()));
+
+  GenerateRequest with_stop = TestModel::Greedy(prompt, 30);
+  with_stop.stop.strings = {plain.text.substr(10, 3)};
+  const auto stopped = model.Ask(with_stop);
+  EXPECT_EQ(stopped.finish, FinishReason::kStop);
+  EXPECT_EQ(stopped.text, plain.text.substr(0, plain.text.find(with_stop.stop.strings[0])));
+  EXPECT_EQ(stopped.stop_match, with_stop.stop.strings[0]);
+
+  GenerateRequest with_token = TestModel::Greedy(prompt, 30);
+  with_token.stop.token_ids = {plain.tokens[5]};
+  const auto first = std::find(plain.tokens.begin(), plain.tokens.end(), plain.tokens[5]) - plain.tokens.begin();
+  EXPECT_EQ(static_cast<std::ptrdiff_t>(model.Ask(with_token).tokens.size()), first);
+  with_token.stop.min_tokens = 12;
+  EXPECT_GE(model.Ask(with_token).tokens.size(), 12u);
+}
+
+TEST(Engine, SeedsDecideSampledTokensWhateverTheBatch) {
+  TestModel model;
+  GenerateRequest request = TestModel::Greedy(model.Encode("a1=12;b2=a1+a1;?=b2"), 40);
+  request.sampling.temperature = 1.5f;
+  request.sampling.seed = 99;
+  request.stop.ignore_eos = true;
+  const auto alone = model.Ask(request);
+  std::vector<GenerateRequest> many(6, request);
+  many[1].sampling.seed = 100;
+  many[4].sampling.temperature = 0;
+  const auto together = model.AskAll(many);
+  EXPECT_EQ(together[0].tokens, alone.tokens);
+  EXPECT_EQ(together[5].tokens, alone.tokens);
+  EXPECT_NE(together[1].tokens, alone.tokens);
+}
+
+TEST(Engine, DrainEndsWhatRunsAndTakesNothingNew) {
+  TestModel model;
+  Collector collector;
+  const RequestId quick = model.engine->Submit(TestModel::Greedy({65, 66}, 5), collector.Sink()).value();
+  EXPECT_TRUE(model.engine->Drain(60));
+  EXPECT_TRUE(collector.Wait(quick).error.ok());
+  EXPECT_EQ(model.engine->Submit(TestModel::Greedy({65}, 5), collector.Sink()).status().code(), StatusCode::kUnavailable);
+
+  TestModel other;
+  GenerateRequest endless = TestModel::Greedy({65, 66}, 4000);
+  endless.stop.ignore_eos = true;
+  const RequestId slow = other.engine->Submit(endless, collector.Sink()).value();
+  EXPECT_FALSE(other.engine->Drain(0.05));
+  EXPECT_EQ(collector.Wait(slow).error.code(), StatusCode::kUnavailable);
+  ExpectIdle(*other.engine);
+}
+
+}  // namespace
+}  // namespace pliant
