@@ -193,9 +193,10 @@ TEST(Engine, DrainEndsWhatRunsAndTakesNothingNew) {
   TestModel other;
   GenerateRequest endless = TestModel::Greedy({65, 66}, 4000);
   endless.stop.ignore_eos = true;
-  const RequestId slow = other.engine->Submit(endless, collector.Sink()).value();
+  Collector late;
+  const RequestId slow = other.engine->Submit(endless, late.Sink()).value();
   EXPECT_FALSE(other.engine->Drain(0.05));
-  EXPECT_EQ(collector.Wait(slow).error.code(), StatusCode::kUnavailable);
+  EXPECT_EQ(late.Wait(slow).error.code(), StatusCode::kUnavailable);
   ExpectIdle(*other.engine);
 }
 
