@@ -23,7 +23,8 @@ struct SchedRequest {
 struct SampledToken {
   RequestId request;
   std::int32_t token = 0;
-  bool finished = false;  // a stop condition, or the engine gives the request up; its blocks are freed
+  bool finished =
+      false;  // a stop condition, or the engine gives the request up; its blocks are freed
 };
 
 /// Something that happened to a request without the engine having asked for it.
@@ -38,7 +39,7 @@ struct SchedEvent {
 
 /// What a request's answer reports about its cache (Usage in engine/request.h).
 struct RequestKvFacts {
-  std::int64_t cached_tokens = 0;         // prompt tokens taken from the prefix cache at first admission
+  std::int64_t cached_tokens = 0;  // prompt tokens taken from the prefix cache at first admission
   std::int64_t tokens_below_16_bits = 0;  // sampled while part of the context stood below 16 bits
   int lowest_k_bits = 16, lowest_v_bits = 16;
   std::int64_t preemptions = 0, offloads = 0, demotions = 0, restores = 0;

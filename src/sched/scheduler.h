@@ -1,14 +1,15 @@
-// Room: sched. Which requests run in the next step and with how many tokens: continuous batching, chunked prefill, prefix reuse,
-// and the pressure ladder. The engine's loop is: plan, run, settle.
+// Room: sched. Which requests run in the next step and with how many tokens: continuous batching,
+// chunked prefill, prefix reuse, and the pressure ladder. The engine's loop is: plan, run, settle.
 //
 //   StepPlan plan = scheduler.Plan();
 //   if (plan.empty()) { sleep (plan.idle() ? until the next Add : plan.wait()); continue; }
-//   model.Forward(backend, plan.batch());       // or scheduler.Abandon(std::move(plan)) when it fails
-//   sample a token for each of plan.samplers(); // samplers()[i] belongs to batch().logit_rows[i]
-//   scheduler.Settle(std::move(plan), tokens);
-//   for (SchedEvent& event : scheduler.TakeEvents()) ...
+//   model.Forward(backend, plan.batch());       // or scheduler.Abandon(std::move(plan)) when it
+//   fails sample a token for each of plan.samplers(); // samplers()[i] belongs to
+//   batch().logit_rows[i] scheduler.Settle(std::move(plan), tokens); for (SchedEvent& event :
+//   scheduler.TakeEvents()) ...
 //
-// Threads: the engine thread owns it. Deterministic: the same calls, clock and copy completions give the same plans.
+// Threads: the engine thread owns it. Deterministic: the same calls, clock and copy completions
+// give the same plans.
 #pragma once
 
 #include <cstdint>
@@ -46,19 +47,23 @@ class Scheduler {
   Scheduler(const SchedulerOptions& options, KvManager& kv, const Clock& clock);
   ~Scheduler();
 
-  /// Queues a request. InvalidArgument: empty prompt, max_new_tokens < 1, odd min_bits. TooLarge: prompt + max_new_tokens over the
-  /// context, or over what the pool could ever hold (the message has both numbers). ResourceExhausted: the queue is full.
+  /// Queues a request. InvalidArgument: empty prompt, max_new_tokens < 1, odd min_bits. TooLarge:
+  /// prompt + max_new_tokens over the context, or over what the pool could ever hold (the message
+  /// has both numbers). ResourceExhausted: the queue is full.
   Status Add(SchedRequest request);
-  /// Forgets a request in any state, also in a step in flight. Unknown ids are ignored. No event follows.
+  /// Forgets a request in any state, also in a step in flight. Unknown ids are ignored. No event
+  /// follows.
   void Cancel(RequestId id);
 
-  /// Decides on the next step and commits it: blocks are allocated, measures of the ladder taken. Polls copies. Steps may be planned
-  /// ahead: a request whose step is in flight is left out until that step is settled.
+  /// Decides on the next step and commits it: blocks are allocated, measures of the ladder taken.
+  /// Polls copies. Steps may be planned ahead: a request whose step is in flight is left out until
+  /// that step is settled.
   StepPlan Plan();
-  /// Takes the results of a plan that has run (Backend::EndStep has returned). `sampled` matches plan.samplers() in order;
-  /// requests cancelled meanwhile are included and ignored.
+  /// Takes the results of a plan that has run (Backend::EndStep has returned). `sampled` matches
+  /// plan.samplers() in order; requests cancelled meanwhile are included and ignored.
   void Settle(StepPlan plan, std::span<const SampledToken> sampled);
-  /// The plan did not run or failed: its requests stand where they stood before. Call it in Settle's place.
+  /// The plan did not run or failed: its requests stand where they stood before. Call it in
+  /// Settle's place.
   void Abandon(StepPlan plan);
 
   /// What happened since the last call; the requests in it are gone.
@@ -67,12 +72,14 @@ class Scheduler {
   std::optional<RequestKvFacts> Facts(RequestId id) const;
 
   SchedStats Stats() const;
-  /// Largest prompt + output that Add takes: the smaller of max_context and what the pool holds at the ceiling.
+  /// Largest prompt + output that Add takes: the smaller of max_context and what the pool holds at
+  /// the ceiling.
   std::int64_t MaxContext() const;
   const DecisionLog& Log() const { return kv_.log(); }
   bool HasWork() const;
 
-  /// Every invariant that can be checked, in O(everything). Called after each step in checked builds, and by tests.
+  /// Every invariant that can be checked, in O(everything). Called after each step in checked
+  /// builds, and by tests.
   void Audit() const;
 
  private:

@@ -1,5 +1,5 @@
-// Room: sched. The step that the scheduler has decided on and committed, as a value: it owns the arrays behind a StepBatch. Plan it,
-// run it, settle it. Owned by the engine thread.
+// Room: sched. The step that the scheduler has decided on and committed, as a value: it owns the
+// arrays behind a StepBatch. Plan it, run it, settle it. Owned by the engine thread.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,8 @@ class StepPlan {
   bool empty() const { return entries_.empty(); }
   /// With empty(): no request waits or runs; sleep until the next Add.
   bool idle() const { return empty() && idle_; }
-  /// With empty() and not idle(): copies or fenced pages are pending; plan again after this long, or after a new Add or Cancel.
+  /// With empty() and not idle(): copies or fenced pages are pending; plan again after this long,
+  /// or after a new Add or Cancel.
   Nanoseconds wait() const { return wait_; }
 
   /// Views into this plan; valid while it lives and is not moved from.

@@ -1,0 +1,75 @@
+// Room: kv. Where exact copies live: page-sized slots in host RAM or in a file, under a hard byte
+// budget, each with a checksum. The engine thread owns a store; a file store does its input and
+// output on a thread of its own, which it talks to by a queue.
+//
+// Saving a page:   Take -> Map -> (bytes arrive in the buffer) -> StartSave -> Poll until done ->
+// Unmap Fetching a page:         Map -> StartFetch -> Poll until done -> (bytes leave the buffer)
+// -> Unmap
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/ids.h"
+#include "base/status.h"
+#include "kv/kv_options.h"
+
+namespace pliant {
+
+using SlotId = StrongId<struct SlotIdTag>;
+
+enum class IoState : std::uint8_t { kPending, kDone, kFailed, kCorrupt };
+
+/// A checksum of our own, 64 bits: four multiply-rotate lanes over 8-byte words. Any change of a
+/// single word changes it.
+std::uint64_t StoreChecksum(std::span<const std::byte> bytes);
+
+class ExactStore {
+ public:
+  virtual ~ExactStore() = default;
+
+  std::uint32_t slots() const { return slots_; }
+  std::uint32_t free() const { return static_cast<std::uint32_t>(free_.size()); }
+  std::uint32_t used() const { return slots_ - free(); }
+  std::size_t page_bytes() const { return page_bytes_; }
+  std::uint64_t bytes_total() const { return std::uint64_t{slots_} * page_bytes_; }
+
+  /// An invalid id when the budget is used up. Nothing is ever stored beyond it.
+  SlotId Take();
+  /// The slot's content is forgotten. No save or fetch of it may be pending, and it must not be
+  /// mapped.
+  void Give(SlotId slot);
+
+  /// Host memory of one page for this slot, or null when no buffer is free just now (try again
+  /// later). Mapping is not counted.
+  virtual std::byte* Map(SlotId slot) = 0;
+  virtual void Unmap(SlotId slot) = 0;
+  /// The buffer holds the page's bytes: checksum them and keep them.
+  virtual void StartSave(SlotId slot) = 0;
+  /// Bring the bytes into the buffer and verify them.
+  virtual void StartFetch(SlotId slot) = 0;
+  virtual IoState Poll(SlotId slot) = 0;
+
+  /// For tests: spoils what is kept for `slot`, as a broken disk or memory would.
+  virtual void CorruptForTest(SlotId slot) = 0;
+
+ protected:
+  ExactStore(std::uint32_t slots, std::size_t page_bytes);
+  std::uint32_t slots_;
+  std::size_t page_bytes_;
+  std::vector<SlotId> free_;
+  std::vector<bool> taken_;
+  std::vector<std::uint64_t> checksums_;
+};
+
+/// Null for StoreSpec::Kind::kNone, or when the budget does not hold one page. IoError or
+/// OutOfMemory when the memory or the file is not to be had; a file that exists already is refused.
+/// `buffers` is the number of pages a file store stages in RAM.
+Result<std::unique_ptr<ExactStore>> MakeExactStore(const StoreSpec& spec, std::size_t page_bytes,
+                                                   std::uint32_t buffers = 64);
+
+}  // namespace pliant

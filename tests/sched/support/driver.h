@@ -1,0 +1,100 @@
+// Runs a Scheduler and a KvManager over the fake backend as an engine would, and checks every byte
+// on the way. Each token's row in a page says which prefix it belongs to; "attention" reads every
+// resident plane of the whole context and fails the test when one byte is not what this very
+// sequence (or one with the same prefix, salt and precision mark) wrote.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kv/kv_manager.h"
+#include "sched/scheduler.h"
+#include "sched/support/fake_backend.h"
+
+namespace pliant::testing {
+
+struct DriverOptions {
+  KvOptions kv;
+  SchedulerOptions sched{
+      .max_batch_tokens = 64, .max_running = 64, .max_waiting = 256, .max_context = 4096};
+  Faults faults;
+  std::int64_t pages = 0;        // when set: kv.memory_bytes for so many pages
+  std::int64_t store_pages = 0;  // when set: a RAM store of so many pages
+  bool constant_hash = false;    // every prefix hash collides
+  bool ahead = false;  // plan step N + 1 before step N is settled; step N runs as late as possible
+  Nanoseconds step_time = 1'000'000;
+};
+
+class Driver {
+ public:
+  explicit Driver(DriverOptions options);
+  ~Driver();
+
+  struct Client {
+    std::vector<std::int32_t> prompt, output;
+    std::vector<std::uint64_t> chain;  // chain[p]: hash of salt and tokens 0 .. p
+    std::string salt;
+    int min_bits = 0;
+    Level floor = 0;
+    std::int64_t stop_after = 0;  // finish (as a stop string would) after so many tokens; 0: never
+    bool done = false, cancelled = false;
+    Status error;
+    std::optional<RequestKvFacts> facts;
+    std::int64_t sampled_below = 0;
+  };
+  struct Ask {
+    std::vector<std::int32_t> prompt;
+    std::int64_t max_new = 1;
+    int min_bits = 0;
+    int priority = 0;
+    std::string salt;
+    std::int64_t stop_after = 0;
+  };
+  Status Add(std::uint64_t id, const Ask& ask);
+  void Cancel(std::uint64_t id);
+  /// One turn of the engine's loop. False: there was nothing to run (the clock moves on all the
+  /// same).
+  bool Step();
+  /// Steps until nothing is left, at most `most` times. True when all ended.
+  bool Run(int most = 20000);
+  /// Settles what is in flight.
+  void Drain();
+  /// The step fails in place of running.
+  bool AbandonStep();
+
+  Client& client(std::uint64_t id) { return clients_.at(id); }
+  std::map<std::uint64_t, Client>& clients() { return clients_; }
+  Scheduler& scheduler() { return *scheduler_; }
+  KvManager& kv() { return *kv_; }
+  FaultyBackend& backend() { return *faulty_; }
+  ManualClock& clock() { return clock_; }
+  std::uint64_t Count(Reason reason) const { return kv_->log().Count(reason); }
+  std::int64_t live() const;
+  std::int64_t steps_run() const { return steps_run_; }
+
+ private:
+  std::vector<SampledToken> Forward(const StepPlan& plan);
+  void SettleOldest();
+  void TakeEvents();
+  void CheckRow(const Client& c, const BlockView& view, std::int64_t position, Level* mark);
+  void WriteRow(const Client& c, const BlockView& view, std::int64_t position, Level mark);
+
+  DriverOptions options_;
+  ManualClock clock_;
+  FakeBackend fake_;
+  std::unique_ptr<FaultyBackend> faulty_;
+  std::unique_ptr<KvManager> kv_;
+  std::unique_ptr<Scheduler> scheduler_;
+  std::map<std::uint64_t, Client> clients_;
+  std::deque<StepPlan> flight_;
+  std::int64_t steps_run_ = 0;
+};
+
+/// n tokens that depend on `seed` only.
+std::vector<std::int32_t> Tokens(std::int64_t n, std::uint64_t seed);
+
+}  // namespace pliant::testing
