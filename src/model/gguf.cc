@@ -273,12 +273,12 @@ Status GgufFile::ParseHeader() {
   // A key takes at least 13 bytes (length, type, one byte), a tensor at least 32 (length,
   // dimensions, one size, type, offset).
   if (key_count > kMaxKeys || key_count > reader.remaining() / 13) {
-    return InvalidArgument("the header claims " + std::to_string(key_count) + " keys; at most " +
+    return DataLoss("the header claims " + std::to_string(key_count) + " keys; at most " +
                            std::to_string(std::min(kMaxKeys, reader.remaining() / 13)) +
                            " fit into the file's " + FormatBytes(file_bytes_));
   }
   if (tensor_count > kMaxTensors || tensor_count > reader.remaining() / 32) {
-    return InvalidArgument("the header claims " + std::to_string(tensor_count) +
+    return DataLoss("the header claims " + std::to_string(tensor_count) +
                            " tensors; at most " +
                            std::to_string(std::min(kMaxTensors, reader.remaining() / 32)) +
                            " fit into the file's " + FormatBytes(file_bytes_));

@@ -89,7 +89,7 @@ def gguf_name(name):
     return name
 
 
-def write_gguf(path, arch, model, config, vocabulary):
+def write_gguf(path, arch, model, config, vocabulary, inv_freq):
     tokens, merges, specials = vocabulary
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     w = gguf.GGUFWriter(str(path), arch)
@@ -116,7 +116,7 @@ def write_gguf(path, arch, model, config, vocabulary):
     if arch == "llama":
         # What the frequencies of plain RoPE are divided by.
         plain = config.rope_parameters["rope_theta"] ** -(np.arange(0, head_dim, 2) / head_dim)
-        w.add_tensor("rope_freqs.weight", (plain / model.model.rotary_emb.inv_freq.numpy()).astype(np.float32))
+        w.add_tensor("rope_freqs.weight", (plain / inv_freq).astype(np.float32))
     for name, weight in model.named_parameters():
         values = weight.detach().numpy()
         if arch == "llama" and "q_proj" in name:
@@ -137,6 +137,7 @@ def main():
         torch.manual_seed(seed)
         model = kind(config).float().eval()
         fill(model, seed)
+        inv_freq = model.model.rotary_emb.inv_freq.numpy().copy()  # before it is rounded to bf16 with the weights
         ids = np.random.default_rng(100 + seed).integers(0, 256, TOKENS)
         with torch.no_grad():
             logits = model(torch.tensor(ids[None])).logits[0, ROWS].numpy().astype("<f4")
@@ -148,7 +149,7 @@ def main():
         model.generation_config.bos_token_id, model.generation_config.eos_token_id = 256, [258, 256]
         model.to(torch.bfloat16).save_pretrained(folder, max_shard_size="90KB" if name == "llama" else "1GB")
         vocabulary = make_tokenizer(folder)
-        write_gguf(out / f"tiny-{name}.gguf", name, model.float(), config, vocabulary)
+        write_gguf(out / f"tiny-{name}.gguf", name, model.float(), config, vocabulary, inv_freq)
         print(name, "logits", logits.std(), "files", [p.name for p in sorted(folder.iterdir())])
 
 
