@@ -44,7 +44,7 @@ std::vector<PreTokenizerFamily> MakeFamilies() {
   for (const std::string_view word : {"qwen2", "deepseek-r1-qwen"}) {
     families.push_back({.word = word, .steps = split(kQwen2), .normalize_nfc = true});
   }
-  families.push_back({.word = "qwen35", .steps = split(kQwen35), .normalize_nfc = true});
+  families.push_back({.word = "qwen35", .steps = split(kQwen35)});
   return families;
 }
 
