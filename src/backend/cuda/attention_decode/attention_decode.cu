@@ -1,0 +1,727 @@
+#include "backend/cuda/attention_decode/attention_decode.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <type_traits>
+
+#include "backend/cuda/cuda_check.h"
+#include "backend/cuda/page_layout.h"
+#include "backend/cuda/ptx.cuh"
+#include "base/check.h"
+
+namespace pliant::cuda {
+namespace {
+
+constexpr std::uint32_t kAll = 0xffffffffu;
+constexpr float kQueryRange = 8.3e6f;  // |q| of the largest element as an integer; three balanced base-256 digits reach 8355711
+// p * (V scale) as an integer: at a rescale the largest stands at 2^27.5; at 2^31.5 the maximum is raised again.
+constexpr float kTopExponent = 27.5f;
+constexpr float kRescaleAt = 3.0e9f;
+constexpr float kRescaleExponent = 31.25f;  // a little under log2(kRescaleAt), so that the head that asked is always among those raised
+
+// The counters' first entries: per column, the next range to take and the groups that have finished.
+constexpr int kMaxColumns = 128;
+constexpr int kCounterHeader = 2 * kMaxColumns;
+
+struct KernelArgs {
+  DecodeArgs a;
+  DecodeLaunch launch;
+  int kv_heads;
+  int group;
+  int chunks_per_head;
+};
+
+/// Two planes joined into bytes: `even` holds the even dims, `odd` the odd ones. One plane: the low digit is zero.
+__device__ __forceinline__ std::uint32_t EvenBytes(std::uint32_t high, std::uint32_t low) {
+  return ((high << 4) & 0xf0f0f0f0u) | (low & 0x0f0f0f0fu);
+}
+__device__ __forceinline__ std::uint32_t OddBytes(std::uint32_t high, std::uint32_t low) {
+  return (high & 0xf0f0f0f0u) | ((low >> 4) & 0x0f0f0f0fu);
+}
+
+/// Words that a lane needs of a row of K: for step w, dims KDim(w, t) .. + 7.
+template <int D>
+__device__ __forceinline__ constexpr int KDim(int w, int t) {
+  return D == 256 ? 32 * (4 * (w >> 2) + t) + 8 * (w & 3) : (D / 4) * t + 8 * w;
+}
+
+/// Reads kWords consecutive words of shared memory.
+template <int kWords>
+__device__ __forceinline__ void ReadWords(const std::uint8_t* p, std::uint32_t* to) {
+  if constexpr (kWords >= 4) {
+    const uint4 v = *reinterpret_cast<const uint4*>(p);
+    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+  } else if constexpr (kWords == 2) {
+    const uint2 v = *reinterpret_cast<const uint2*>(p);
+    to[0] = v.x, to[1] = v.y;
+  } else {
+    to[0] = *reinterpret_cast<const std::uint32_t*>(p);
+  }
+}
+
+/// The lane's words of one row of K.
+template <int D>
+__device__ __forceinline__ void ReadKRow(const std::uint8_t* unit, int token, int t, std::uint32_t (&to)[D / 32]) {
+  const std::uint8_t* row = unit + token * (D / 2);
+  if constexpr (D == 256) {
+    const int swizzle = (token & 1) << 2;
+    ReadWords<4>(row + ((t ^ swizzle) << 4), to);
+    ReadWords<4>(row + (((4 + t) ^ swizzle) << 4), to + 4);
+  } else {
+    ReadWords<D / 32>(row + t * (D / 8), to);
+  }
+}
+
+// Arrivals that make a slot full: the elected lane's, or every lane's copies and the note.
+#if __CUDA_ARCH__ >= 900
+constexpr int kFullArrivals = 1;
+#else
+constexpr int kFullArrivals = 33;
+#endif
+
+/// What the slot of a block's first planes says about the block and its segment. In shared memory.
+struct Note {
+  int segment;  // -1: the end
+  int state;    // planes of K | planes of V << 4 | last block of the segment << 8
+  int row, tail, first, count;  // of the segment
+  int pad[2];
+};
+static_assert(sizeof(Note) == 32);
+
+/// What a group's warps share: a ring of slots, each one pair of planes (or a single one) of K or of V of a block for all heads of the
+/// group, with a barrier that says it is full and one that says it is empty.
+struct Ring {
+  std::uint8_t* slots;
+  int slot_bytes;
+  std::uint32_t full, empty;  // shared addresses of the barriers
+  Note* notes;
+  int count;
+
+  int slot = 0;
+  std::uint32_t parity = 0;
+
+  __device__ __forceinline__ void Next() {
+    if (++slot == count) {
+      slot = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+/// Fills the ring: takes ranges, walks their blocks, sends every resident plane. Run by one whole warp.
+template <int D>
+__device__ __forceinline__ void Produce(const KernelArgs& args, Ring ring, const std::uint8_t* pages, std::uint32_t bytes, int first_range,
+                                        int ranges, std::uint32_t* next_range) {
+  const int lane = threadIdx.x & 31;
+  const DecodeArgs& a = args.a;
+  const std::uint32_t second = args.launch.heads * UnitStride(D);  // where the pair's second plane lies in a slot
+  ring.parity = 1;  // a fresh ring is empty
+  // Sends one or two pages; `note` belongs to the first planes of a block and to the end.
+  auto send = [&](int planes, std::uint32_t page0, std::uint32_t page1, bool with_note, const Segment& segment, int index, int state) {
+    BarrierWait(ring.empty + ring.slot * 8, ring.parity);
+    const std::uint32_t full = ring.full + ring.slot * 8;
+    const std::uint32_t to = SharedAddress(ring.slots + ring.slot * ring.slot_bytes);
+    auto write_note = [&] {
+      if (!with_note) return;
+      int4* const note = reinterpret_cast<int4*>(ring.notes + ring.slot);
+      note[0] = make_int4(index, state, segment.row, segment.tail);
+      note[1] = make_int4(segment.first, segment.count, 0, 0);
+    };
+#if __CUDA_ARCH__ >= 900
+    if (ElectOne()) {
+      write_note();
+      BarrierExpect(full, planes * bytes);
+      if (planes > 0) BulkCopy(to, pages + page0 * a.page_bytes, bytes, full);
+      if (planes > 1) BulkCopy(to + second, pages + page1 * a.page_bytes, bytes, full);
+    }
+    __syncwarp();
+#else
+    for (int p = 0; p < planes; ++p) {
+      const std::uint8_t* from = pages + (p == 0 ? page0 : page1) * a.page_bytes;
+      for (std::uint32_t at = lane * 16; at < bytes; at += 512) AsyncCopy16(to + p * second + at, from + at);
+    }
+    AsyncArrive(full);
+    if (lane == 0) {
+      write_note();
+      BarrierArrive(full);
+    }
+    __syncwarp();
+#endif
+    ring.Next();
+  };
+  int range_index = first_range;
+  while (range_index < ranges) {
+    std::uint32_t ticket = 0;
+    const int4 range = *reinterpret_cast<const int4*>(a.ranges + range_index);
+    int next_block = range.z, left = range.w, index = range.x;
+    const int end = range.x + range.y;
+    Segment next = a.segments[index];
+    auto fetch = [&](int count) {
+      return (lane >> 3) < count ? a.blocks[static_cast<std::size_t>(next_block) * 8 + lane] : kAll;
+    };
+    std::uint32_t upcoming = fetch(min(4, left));
+    while (index < end) {
+      const std::uint32_t entry = upcoming;
+      const int count = min(4, left);
+      const bool last = left == count;
+      const int own = index;
+      const Segment segment = next;
+      next_block += count;
+      left -= count;
+      if (last && ++index < end) {
+        next = a.segments[index];
+        next_block = next.first_block;
+        left = next.blocks;
+      }
+      if (index < end) {
+        upcoming = fetch(min(4, left));
+      } else if (lane == 0) {
+        // Asked for a few blocks before the end, so that its latency hides behind the ring, but not earlier: who is slow should take
+        // little.
+        ticket = atomicAdd(next_range, 1u);
+      }
+      const std::uint32_t resident = __ballot_sync(kAll, entry != kAll);
+#pragma unroll 1
+      for (int i = 0; i < count; ++i) {
+        int k_planes = __popc((resident >> (8 * i)) & 0x0fu), v_planes = __popc((resident >> (8 * i)) & 0xf0u);
+        if (k_planes == 0 || v_planes == 0) k_planes = v_planes = 0;  // takes no part; an empty slot says so
+        const int state = k_planes | v_planes << 4 | (last && i + 1 == count ? 1 << 8 : 0);
+        const int k_pairs = max(1, (k_planes + 1) >> 1), pairs = k_pairs + ((v_planes + 1) >> 1);
+#pragma unroll 1
+        for (int p = 0; p < pairs; ++p) {
+          const bool is_v = p >= k_pairs;
+          const int pair = is_v ? p - k_pairs : p;
+          const int from = 8 * i + (is_v ? 4 : 0) + 2 * pair;
+          const std::uint32_t page0 = __shfl_sync(kAll, entry, from), page1 = __shfl_sync(kAll, entry, from + 1);
+          send(min(2, (is_v ? v_planes : k_planes) - 2 * pair), page0, page1, p == 0, segment, own, state);
+        }
+      }
+    }
+    range_index = static_cast<int>(__shfl_sync(kAll, ticket, 0)) + args.launch.PlanGroups();
+  }
+  send(0, 0, 0, true, Segment{}, -1, 0);
+}
+
+/// A consumer warp works one chunk of up to four heads. Lane (g, t) = (lane / 4, lane % 4): of the scores it owns head t and
+/// tokens g + 8 j; of the output head t and dims 16 i + 2 g + {0, 1}; as an operand of the tensor cores it holds column g, which is
+/// digit g % 2 of head g / 2.
+template <int D, int kSplit, int kMaxWarps>
+__global__ void __launch_bounds__(kMaxWarps * 32, 1) DecodeAttentionKernel(const __grid_constant__ KernelArgs args) {
+  constexpr int kSteps = D / 32;   // of 32 dims, in the scores
+  constexpr int kTiles = D / 16 / kSplit;  // of 16 dims, in this warp's part of the output
+  constexpr int kStride = UnitStride(D);
+  constexpr int kRowBytes = 16 * D;  // of a unit, without its scales
+  extern __shared__ __align__(128) std::uint8_t shared[];
+  const DecodeArgs& a = args.a;
+  const DecodeLaunch& launch = args.launch;
+  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  const int warps = launch.consumers + 1;
+  const int group = static_cast<int>(threadIdx.x >> 5) / warps, warp = static_cast<int>(threadIdx.x >> 5) % warps;
+  const int column = blockIdx.x % launch.columns;
+  const int first_range = blockIdx.x / launch.columns * launch.groups + group;
+
+  // Shared memory: slots, flushed outputs, notes, barriers.
+  const int second_plane = launch.heads * kStride, slot_bytes = 2 * second_plane;
+  const int slots = launch.slots * launch.groups, consumers = launch.consumers * launch.groups;
+  std::uint8_t* const kept_base = shared + slots * slot_bytes;
+  std::uint8_t* const note_base = kept_base + consumers * (kHeadsPerChunk * D / kSplit) * 4;
+  const std::uint32_t barrier_base = SharedAddress(note_base + slots * sizeof(Note));
+  Ring ring{shared + group * launch.slots * slot_bytes, slot_bytes, barrier_base + group * launch.slots * 8,
+            barrier_base + (slots + group * launch.slots) * 8, reinterpret_cast<Note*>(note_base) + group * launch.slots,
+            launch.slots};
+  const int kv_first = column * launch.heads, kv_here = min(launch.heads, args.kv_heads - kv_first);
+  const int ranges = *a.range_count;
+  if (static_cast<int>(threadIdx.x) < slots) {
+    BarrierInit(barrier_base + threadIdx.x * 8, kFullArrivals);
+    BarrierInit(barrier_base + (slots + threadIdx.x) * 8, min(launch.consumers, kv_here * args.chunks_per_head * kSplit));
+#if __CUDA_ARCH__ >= 900
+    BarrierInitFence();
+#endif
+  }
+  __syncthreads();
+
+  if (warp == 0) {
+    std::uint32_t* const header = a.counters + 2 * column;
+    Produce<D>(args, ring, a.pages + a.layer_offset + static_cast<std::size_t>(kv_first) * kStride, kv_here * kStride, first_range, ranges,
+               header);
+    if (lane == 0 && atomicAdd(header + 1, 1u) + 1 == static_cast<std::uint32_t>(launch.PlanGroups())) {
+      header[0] = header[1] = 0;  // every group has taken its last ticket
+    }
+    return;
+  }
+  const int local_chunk = (warp - 1) / kSplit, part = (warp - 1) % kSplit;
+  const int kv_local = local_chunk / args.chunks_per_head;
+  if (kv_local >= kv_here) return;
+  const int kv_head = kv_first + kv_local;
+  const int first_head = (local_chunk % args.chunks_per_head) * kHeadsPerChunk;  // within the KV head's group
+  const int heads = min(kHeadsPerChunk, args.group - first_head);
+  // A piece is what one warp makes of a row: a part of the dims of a chunk.
+  const int pieces = args.kv_heads * args.chunks_per_head * kSplit;
+  const int piece = (kv_head * args.chunks_per_head + local_chunk % args.chunks_per_head) * kSplit + part;
+  ring.slots += kv_local * kStride;
+  float* const kept = reinterpret_cast<float*>(kept_base) + (group * launch.consumers + warp - 1) * (kHeadsPerChunk * D / kSplit) + lane;
+  auto acquire = [&]() -> const std::uint8_t* {
+    BarrierWait(ring.full + ring.slot * 8, ring.parity);
+    return ring.slots + ring.slot * slot_bytes;
+  };
+  // Gives the slot back, once all lanes have read it, and moves on.
+  auto release = [&] {
+    __syncwarp();
+    if (lane == 0) BarrierArrive(ring.empty + ring.slot * 8);
+    ring.Next();
+  };
+  if (first_range >= ranges) return;
+
+  const std::uint8_t* unit = acquire();
+#pragma unroll 1
+  while (true) {
+    Note segment = ring.notes[ring.slot];
+    if (segment.segment < 0) break;
+    // ---- the query as digits: tile 0 holds digits 2 and 1 of each head in neighbouring columns, tile 1 digit 0
+    std::uint32_t q_top[kSteps][2], q_low[kSteps][2];
+    float q_unit;  // what one unit of a score is worth, head t
+    int q_offset;  // -128 * (sum of q), in units of a score
+    float q_sum;   // sum of q in those units, for midpoints
+    {
+      const int head = g >> 1;
+      const float* q = a.q + static_cast<std::int64_t>(segment.row) * a.q_stride + (static_cast<std::int64_t>(kv_head) * args.group + first_head + head) * D;
+      float x[kSteps][8], largest = 0.f;
+#pragma unroll
+      for (int w = 0; w < kSteps; ++w) {
+        if (head < heads) {
+          const float4* p = reinterpret_cast<const float4*>(q + KDim<D>(w, t));
+          const float4 u = p[0], v = p[1];
+          x[w][0] = u.x, x[w][1] = u.y, x[w][2] = u.z, x[w][3] = u.w, x[w][4] = v.x, x[w][5] = v.y, x[w][6] = v.z, x[w][7] = v.w;
+        } else {
+#pragma unroll
+          for (int i = 0; i < 8; ++i) x[w][i] = 0.f;
+        }
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          const float magnitude = fabsf(x[w][i]);
+          largest = magnitude > largest || isnan(magnitude) ? magnitude : largest;  // a NaN must reach q_unit
+        }
+      }
+      for (int m = 1; m < 4; m <<= 1) {
+        const float other = __shfl_xor_sync(kAll, largest, m);
+        largest = other > largest || isnan(other) ? other : largest;
+      }
+      const float to_integer = largest > 0.f ? kQueryRange / largest : 0.f;
+      int sum = 0;
+#pragma unroll
+      for (int w = 0; w < kSteps; ++w) {
+        q_top[w][0] = q_top[w][1] = q_low[w][0] = q_low[w][1] = 0;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          const int value = __float2int_rn(x[w][i] * to_integer);
+          sum += value;
+          // Balanced digits: value = (d2 * 256 + d1) * 256 + d0, each in -128 .. 127.
+          const int d0 = static_cast<std::int8_t>(value);
+          const int rest = (value - d0) >> 8;
+          const int d1 = static_cast<std::int8_t>(rest);
+          const int d2 = (rest - d1) >> 8;
+          const int shift = 8 * (i >> 1);  // even dims go to the lower half of k, odd ones to the upper
+          q_top[w][i & 1] |= ((g & 1 ? d1 : d2) & 0xffu) << shift;
+          q_low[w][i & 1] |= (g & 1 ? 0u : d0 & 0xffu) << shift;
+        }
+      }
+      sum += __shfl_xor_sync(kAll, sum, 1);
+      sum += __shfl_xor_sync(kAll, sum, 2);
+      // 256 * (code / 256): a score is (sum of integers) / 256 per unit, K is code / 32768.
+      const float unit = largest * (256.f * 256.f / 32768.f / kQueryRange) * a.softmax_scale * 1.4426950408889634f;
+      q_unit = __shfl_sync(kAll, unit, 8 * t);
+      const int head_sum = __shfl_sync(kAll, sum, 8 * t);
+      q_offset = -(head_sum >> 1);
+      q_sum = static_cast<float>(head_sum) * (1.f / 256.f);
+    }
+    int out[kTiles][2][4];
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i)
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+#pragma unroll
+        for (int c = 0; c < 4; ++c) out[i][n][c] = 0;
+    int digit_sum[2] = {0, 0}, digit_mid[2] = {0, 0};  // as a column of the operand: sums of p's digits; times midpoint / 8
+    float top = -INFINITY, mass = 0.f;                 // 2^(score - top) is p as an integer; mass is the sum of p
+    bool dirty = false, has_kept = false;              // sums not flushed; `kept` holds something
+
+    // Moves the integer sums into `kept`, exactly up to one rounding, then multiplies by `scale` (of head t).
+    auto flush = [&](float scale) {
+      float offset = 0.f;  // from midpoints
+      int center[2][2];
+#pragma unroll
+      for (int n = 0; n < 2; ++n) {
+        int d = digit_sum[n], m = digit_mid[n];
+        d += __shfl_xor_sync(kAll, d, 1);
+        d += __shfl_xor_sync(kAll, d, 2);
+        m += __shfl_xor_sync(kAll, m, 1);
+        m += __shfl_xor_sync(kAll, m, 2);
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          center[n][c] = 128 * __shfl_sync(kAll, d, 8 * t + 4 * c);
+          const float weight = n == 0 ? (c == 0 ? 0x1p24f : 0x1p16f) : (c == 0 ? 0x1p8f : 1.f);
+          offset += static_cast<float>(__shfl_sync(kAll, m, 8 * t + 4 * c)) * (weight / 32.f);
+        }
+        digit_sum[n] = digit_mid[n] = 0;
+      }
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          float v = static_cast<float>(out[i][1][2 * h + 1] - center[1][1]);
+          v = fmaf(static_cast<float>(out[i][1][2 * h] - center[1][0]), 0x1p8f, v);
+          v = fmaf(static_cast<float>(out[i][0][2 * h + 1] - center[0][1]), 0x1p16f, v + offset);
+          v = fmaf(static_cast<float>(out[i][0][2 * h] - center[0][0]), 0x1p24f, v);
+          float* const to = kept + (2 * i + h) * 32;
+          *to = (has_kept ? *to + v : v) * scale;
+          out[i][0][2 * h] = out[i][0][2 * h + 1] = out[i][1][2 * h] = out[i][1][2 * h + 1] = 0;
+        }
+      has_kept = true;
+      dirty = false;
+    };
+
+    bool last = false;
+#pragma unroll 1
+    while (true) {
+      // ---- scores of 32 tokens by 4 heads
+      const int k_planes = segment.state & 15, v_planes = (segment.state >> 4) & 15;
+      last = (segment.state >> 8) != 0;
+      if (k_planes == 0) {
+        release();
+        unit = acquire();
+        if (last) break;
+        segment.state = ring.notes[ring.slot].state;
+        continue;
+      }
+      int score_sum[4];
+      auto multiply_k = [&](auto two) {
+        int sums[2][2][4];
+#pragma unroll
+        for (int i = 0; i < 16; ++i) (&sums[0][0][0])[i] = 0;
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+          std::uint32_t x0[kSteps], x1[kSteps], y0[kSteps] = {}, y1[kSteps] = {};
+          ReadKRow<D>(unit, 16 * m + g, t, x0);
+          ReadKRow<D>(unit, 16 * m + 8 + g, t, x1);
+          if constexpr (decltype(two)::value) {
+            ReadKRow<D>(unit + second_plane, 16 * m + g, t, y0);
+            ReadKRow<D>(unit + second_plane, 16 * m + 8 + g, t, y1);
+          }
+#pragma unroll
+          for (int w = 0; w < kSteps; ++w) {
+            const std::uint32_t e0 = EvenBytes(x0[w], y0[w]), e1 = EvenBytes(x1[w], y1[w]);
+            const std::uint32_t o0 = OddBytes(x0[w], y0[w]), o1 = OddBytes(x1[w], y1[w]);
+            MmaU8S8(sums[m][0], e0, e1, o0, o1, q_top[w][0], q_top[w][1]);
+            MmaU8S8(sums[m][1], e0, e1, o0, o1, q_low[w][0], q_low[w][1]);
+          }
+        }
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const int(&d)[2][4] = sums[j >> 1];
+          const int c = 2 * (j & 1);
+          score_sum[j] = d[0][c] * 256 + d[0][c + 1] + (d[1][c] >> 8);
+        }
+      };
+      const uint2 k_scales = *reinterpret_cast<const uint2*>(unit + kRowBytes + g * 8);
+      if (k_planes >= 2) {
+        multiply_k(std::true_type{});
+      } else {
+        multiply_k(std::false_type{});
+      }
+      release();
+      float score[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) score[j] = static_cast<float>(score_sum[j] + q_offset);
+      if (k_planes > 2) {
+        unit = acquire();
+        if (k_planes == 4) {
+          multiply_k(std::true_type{});
+        } else {
+          multiply_k(std::false_type{});
+        }
+        release();
+#pragma unroll
+        for (int j = 0; j < 4; ++j) score[j] = fmaf(static_cast<float>(score_sum[j]), 1.f / 256.f, score[j]);
+      }
+      {
+        const float middle = static_cast<float>(0x8000 >> (4 * k_planes)) * (1.f / 256.f) * q_sum;
+        const float k_scale[4] = {Bf16Low(k_scales.x), Bf16High(k_scales.x), Bf16Low(k_scales.y), Bf16High(k_scales.y)};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) score[j] = (score[j] + middle) * (k_scale[j] * q_unit);
+      }
+      if (last) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+          if (g + 8 * j >= segment.tail) score[j] = -INFINITY;
+      }
+      // ---- weights p * (V scale) as 32-bit integers
+      unit = acquire();
+      const uint2 v_scales = *reinterpret_cast<const uint2*>(unit + kRowBytes + g * 8);
+      const float v_scale[4] = {Bf16Low(v_scales.x), Bf16High(v_scales.x), Bf16Low(v_scales.y), Bf16High(v_scales.y)};
+      float p[4], weight[4];
+      auto weigh = [&] {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          p[j] = Exp2(score[j] - top);
+          weight[j] = p[j] * v_scale[j];
+        }
+      };
+      weigh();
+      if (__any_sync(kAll, fmaxf(fmaxf(weight[0], weight[1]), fmaxf(weight[2], weight[3])) >= kRescaleAt)) {
+        float candidate = -INFINITY;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) candidate = fmaxf(candidate, score[j] + fmaxf(__log2f(v_scale[j]), -64.f));
+#pragma unroll
+        for (int m = 4; m < 32; m <<= 1) candidate = fmaxf(candidate, __shfl_xor_sync(kAll, candidate, m));
+        const bool raise = candidate - top > kRescaleExponent;
+        const float new_top = raise ? candidate - kTopExponent : top;
+        const float shrink = raise ? Exp2(top - new_top) : 1.f;
+        if (dirty) {
+          flush(shrink);
+        } else if (has_kept) {
+#pragma unroll
+          for (int i = 0; i < 2 * kTiles; ++i) kept[i * 32] *= shrink;
+        }
+        mass *= shrink;
+        top = new_top;
+        weigh();
+      }
+      dirty = true;
+      std::uint32_t w[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        mass += p[j];
+        w[j] = __float2uint_rn(weight[j]);
+      }
+      std::uint32_t b0[2], b1[2];  // operand: [tile][k half]; tile 0: digits 3 and 2 of a head in neighbouring columns; 1: 1 and 0
+      auto pack = [&] {
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          const std::uint32_t selector = n == 0 ? 0x6273u : 0x4051u;
+          const std::uint32_t low = TransposeB16(__byte_perm(w[0], w[1], selector));
+          const std::uint32_t high = TransposeB16(__byte_perm(w[2], w[3], selector));
+          b0[n] = __byte_perm(low, high, 0x5410);
+          b1[n] = __byte_perm(low, high, 0x7632);
+        }
+      };
+      pack();
+      {
+        const int middle = 0x1000 >> (4 * v_planes);
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          const int sum = __dp4a(b0[n], 0x01010101u, __dp4a(b1[n], 0x01010101u, 0u));
+          digit_sum[n] += sum;
+          digit_mid[n] += sum * middle;
+        }
+      }
+      // ---- output += weights * V
+      auto multiply_v = [&](auto two) {
+        constexpr int kRun = D >= 64 ? 4 : 2;
+#pragma unroll
+        for (int h = 0; h < kTiles / kRun; ++h) {
+          const std::uint8_t* at = unit + 2 * t * (2 * D) + ((part * (kTiles / kRun) + h) * 8 + (g ^ (2 * t))) * (kRun * 4);
+          std::uint32_t x0[kRun], x1[kRun], y0[kRun] = {}, y1[kRun] = {};
+          ReadWords<kRun>(at, x0);
+          ReadWords<kRun>(at + 2 * D, x1);
+          if constexpr (decltype(two)::value) {
+            ReadWords<kRun>(at + second_plane, y0);
+            ReadWords<kRun>(at + second_plane + 2 * D, y1);
+          }
+#pragma unroll
+          for (int i = 0; i < kRun; ++i) {
+            const std::uint32_t e0 = EvenBytes(x0[i], y0[i]), o0 = OddBytes(x0[i], y0[i]);
+            const std::uint32_t e1 = EvenBytes(x1[i], y1[i]), o1 = OddBytes(x1[i], y1[i]);
+            MmaU8U8(out[h * kRun + i][0], e0, o0, e1, o1, b0[0], b1[0]);
+            MmaU8U8(out[h * kRun + i][1], e0, o0, e1, o1, b0[1], b1[1]);
+          }
+        }
+      };
+      if (v_planes >= 2) {
+        multiply_v(std::true_type{});
+      } else {
+        multiply_v(std::false_type{});
+      }
+      release();
+      if (v_planes > 2) {
+        // The lower byte of a code is worth 1 / 256: every digit of the weight moves down one column.
+#pragma unroll
+        for (int j = 0; j < 4; ++j) w[j] >>= 8;
+        pack();
+        unit = acquire();
+        if (v_planes == 4) {
+          multiply_v(std::true_type{});
+        } else {
+          multiply_v(std::false_type{});
+        }
+        release();
+      }
+      unit = acquire();  // the next block's, or the next segment's first planes
+      if (last) break;
+      segment.state = ring.notes[ring.slot].state;
+    }
+
+    // ---- the segment's result: alone, it is the output; else a partial, merged by the warp that comes last
+    if (dirty) {
+      flush(1.f);
+    } else if (!has_kept) {
+#pragma unroll
+      for (int i = 0; i < 2 * kTiles; ++i) kept[i * 32] = 0.f;
+    }
+#pragma unroll
+    for (int m = 4; m < 32; m <<= 1) mass += __shfl_xor_sync(kAll, mass, m);
+    if (isnan(mass)) top = INFINITY;  // so that the merge keeps it
+    float result[2 * kTiles];
+#pragma unroll
+    for (int i = 0; i < 2 * kTiles; ++i) result[i] = kept[i * 32];
+    bool write = true;
+    if (segment.count > 1) {
+      constexpr int kValues = kHeadsPerChunk * D / kSplit;
+      constexpr int kFloats = kValues + 2 * kHeadsPerChunk;
+      const std::size_t stride = static_cast<std::size_t>(pieces) * kFloats;
+      float* const mine = a.partials + segment.segment * stride + piece * kFloats;
+#pragma unroll
+      for (int i = 0; i < kTiles / 2; ++i) {
+        reinterpret_cast<float4*>(mine)[i * 32 + lane] = make_float4(result[4 * i], result[4 * i + 1], result[4 * i + 2], result[4 * i + 3]);
+      }
+      if (g == 0) *reinterpret_cast<float2*>(mine + kValues + 2 * t) = make_float2(top, mass);
+      __syncwarp();  // the other lanes' writes come before lane 0's release
+      std::uint32_t arrived = 0;
+      std::uint32_t* const counter = a.counters + kCounterHeader + static_cast<std::size_t>(segment.first) * pieces + piece;
+      if (lane == 0) arrived = AtomicIncrementRelease(counter);
+      arrived = __shfl_sync(kAll, arrived, 0);
+      write = arrived + 1 == static_cast<std::uint32_t>(segment.count);
+      if (write) {
+        if (lane == 0) *counter = 0;
+        FenceAcquire();
+        const float* const all = a.partials + segment.first * stride + piece * kFloats;
+        // Weights of the partials relative to the greatest top.
+        float greatest = -INFINITY;
+        for (int i = g; i < segment.count; i += 8) greatest = fmaxf(greatest, __ldcg(all + i * stride + kValues + 2 * t));
+#pragma unroll
+        for (int m = 4; m < 32; m <<= 1) greatest = fmaxf(greatest, __shfl_xor_sync(kAll, greatest, m));
+#pragma unroll
+        for (int i = 0; i < 2 * kTiles; ++i) result[i] = 0.f;
+        mass = 0.f;
+        constexpr int kBatch = 64 / kTiles;  // partials in flight; the sums' registers are free by now
+#pragma unroll 1
+        for (int i = 0; i < segment.count; i += kBatch) {
+          float4 part[kBatch][kTiles / 2];
+          float2 own[kBatch];
+#pragma unroll
+          for (int k = 0; k < kBatch; ++k) {
+            const float* const from = all + min(i + k, segment.count - 1) * stride;
+            own[k] = __ldcg(reinterpret_cast<const float2*>(from + kValues + 2 * t));
+#pragma unroll
+            for (int c = 0; c < kTiles / 2; ++c) part[k][c] = __ldcg(reinterpret_cast<const float4*>(from) + c * 32 + lane);
+          }
+#pragma unroll
+          for (int k = 0; k < kBatch; ++k) {
+            if (i + k >= segment.count || own[k].x == -INFINITY) continue;
+            const float scale = Exp2(own[k].x - greatest);
+            mass = fmaf(own[k].y, scale, mass);
+#pragma unroll
+            for (int c = 0; c < kTiles / 2; ++c) {
+              result[4 * c] = fmaf(part[k][c].x, scale, result[4 * c]);
+              result[4 * c + 1] = fmaf(part[k][c].y, scale, result[4 * c + 1]);
+              result[4 * c + 2] = fmaf(part[k][c].z, scale, result[4 * c + 2]);
+              result[4 * c + 3] = fmaf(part[k][c].w, scale, result[4 * c + 3]);
+            }
+          }
+        }
+      }
+    }
+    if (write && t < heads) {
+      // mass > 0 for every row with a token that takes part; without one the output is zero, not 0 / 0.
+      const float scale = mass == 0.f ? 0.f : (256.f / 32768.f) / mass;
+      const std::int64_t column_of = (static_cast<std::int64_t>(kv_head) * args.group + first_head + t) * D + part * (D / kSplit) + 2 * g;
+      const std::int64_t at = segment.row * a.out_stride + column_of;
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i) {
+        const float x = result[2 * i] * scale, y = result[2 * i + 1] * scale;
+        if (a.out_type == ElementType::kF32) {
+          *reinterpret_cast<float2*>(static_cast<float*>(a.out) + at + 16 * i) = make_float2(x, y);
+        } else {
+          *reinterpret_cast<std::uint32_t*>(static_cast<std::uint16_t*>(a.out) + at + 16 * i) = PackBf16(x, y);
+        }
+      }
+    }
+  }
+}
+
+// Dims of the output are split over this many warps, each of which computes all scores, where a warp's registers cannot hold all sums.
+constexpr int Split(int head_dim) { return head_dim == 256 ? 2 : 1; }
+// Warps of a thread block at most: what the kernel's registers allow.
+constexpr int MaxWarps(int head_dim) { return head_dim >= 128 ? 12 : 16; }
+constexpr int kMaxChunks = 8;  // of a group of warps
+constexpr int kMaxSlots = 16;  // of a group of warps
+
+template <int D>
+void Launch(const KernelArgs& args, cudaStream_t stream) {
+  const DecodeLaunch& launch = args.launch;
+  const auto kernel = DecodeAttentionKernel<D, Split(D), MaxWarps(D)>;
+  static int raised = 0;
+  if (raised < launch.smem_bytes) {
+    PLIANT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.smem_bytes));
+    raised = launch.smem_bytes;
+  }
+  kernel<<<launch.grid, launch.groups * (launch.consumers + 1) * 32, launch.smem_bytes, stream>>>(args);
+  PLIANT_CUDA_CHECK_LAUNCH();
+}
+
+}  // namespace
+
+Result<DecodeLaunch> DecodeLaunchFor(const DecodeShape& shape) {
+  const int d = shape.head_dim;
+  if (d != 32 && d != 64 && d != 128 && d != 256) {
+    return Unimplemented("no CUDA attention kernel for head dimension " + std::to_string(d) + "; there are 32, 64, 128 and 256");
+  }
+  const int chunks = shape.ChunksPerHead(), most = std::min(kMaxChunks, (MaxWarps(d) - 1) / Split(d));
+  if (shape.kv_heads < 1 || shape.group < 1 || chunks > most) {
+    return Unimplemented("no CUDA attention kernel for " + std::to_string(shape.group) + " query heads a KV head; the limit is " +
+                         std::to_string(most * kHeadsPerChunk));
+  }
+  int device = 0, shared = 0, multiprocessors = 0;
+  PLIANT_CUDA_CHECK(cudaGetDevice(&device));
+  PLIANT_CUDA_CHECK(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  PLIANT_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  DecodeLaunch launch;
+  // With little shared memory (sm_89) a slot of all heads would leave too few slots.
+  for (launch.heads = std::min(shape.kv_heads, most / chunks); launch.heads >= 1; --launch.heads) {
+    launch.consumers = launch.heads * chunks * Split(d);
+    for (launch.groups = std::max(1, MaxWarps(d) / (launch.consumers + 1)); launch.groups >= 1; --launch.groups) {
+      const int group_bytes = launch.heads * chunks * kHeadsPerChunk * d * 4;
+      const int slot_bytes = 2 * launch.heads * UnitStride(d) + static_cast<int>(sizeof(Note)) + 16;  // and two barriers
+      launch.slots = std::min(kMaxSlots, (shared / launch.groups - group_bytes) / slot_bytes);
+      launch.smem_bytes = launch.groups * (group_bytes + launch.slots * slot_bytes);
+      if (launch.slots >= 3) break;
+    }
+    if (launch.groups >= 1) break;
+  }
+  if (launch.heads < 1) return Unimplemented("too little shared memory for the attention kernel: " + std::to_string(shared) + " bytes");
+  launch.columns = (shape.kv_heads + launch.heads - 1) / launch.heads;
+  if (launch.columns > kMaxColumns) return Unimplemented("too many KV heads for the attention kernel: " + std::to_string(shape.kv_heads));
+  launch.grid = std::max(1, multiprocessors / launch.columns) * launch.columns;
+  return launch;
+}
+
+std::size_t DecodePartialFloats(const DecodeShape& shape, std::size_t segments) {
+  return segments * shape.Chunks() * (kHeadsPerChunk * shape.head_dim + Split(shape.head_dim) * 2 * kHeadsPerChunk);
+}
+
+std::size_t DecodeCounters(const DecodeShape& shape, std::size_t segments) {
+  return kCounterHeader + segments * shape.Chunks() * Split(shape.head_dim);
+}
+
+void LaunchDecodeAttention(const DecodeShape& shape, const DecodeLaunch& launch, const DecodeArgs& args, cudaStream_t stream) {
+  const KernelArgs k{args, launch, shape.kv_heads, shape.group, shape.ChunksPerHead()};
+  switch (shape.head_dim) {
+    case 32: return Launch<32>(k, stream);
+    case 64: return Launch<64>(k, stream);
+    case 128: return Launch<128>(k, stream);
+    case 256: return Launch<256>(k, stream);
+  }
+  CheckFailed(__FILE__, __LINE__, "head_dim", "no decode attention kernel for this head dimension");
+}
+
+}  // namespace pliant::cuda
