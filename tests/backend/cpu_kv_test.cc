@@ -13,6 +13,7 @@
 
 #include "backend/cpu/cpu_level.h"
 #include "backend/cpu/kv.h"
+#include "backend/dequant.h"
 #include "backend/ref/ref_kv.h"
 #include "backend/support/kv_case.h"
 
@@ -356,8 +357,17 @@ struct AttentionCase {
   std::vector<std::pair<int, int>> slices;  // context, rows
 };
 
-/// Errors in units of the largest scale of V; bounds with room above what is measured (see the
-/// header of kv_attention.h).
+/// Errors in units of the largest scale of V, with room above what is measured. AMX rounds the
+/// query to 16 bits of its absmax, and these queries have outliers; what that is worth against an
+/// fp16 cache is measured by ErrorIsBelowThatOfAnFp16Cache.
+struct Bounds {
+  double largest;
+  double rms;
+};
+Bounds BoundsOf(const std::string& level) {
+  return level == "amx" ? Bounds{4e-4, 1.5e-5} : Bounds{2e-5, 2e-6};
+}
+
 void ExpectLikeReference(const std::string& level, const AttentionCase& test, bool mixed) {
   std::uint32_t pages = 1;
   for (const auto& [context, rows] : test.slices) pages += ((context + rows) / 32 + 1) * 8;
@@ -376,8 +386,9 @@ void ExpectLikeReference(const std::string& level, const AttentionCase& test, bo
                            std::to_string(test.shape.kv_heads) + " dim " +
                            std::to_string(test.shape.dim) + " first context " +
                            std::to_string(test.slices[0].first);
-  EXPECT_LT(d.largest, 6e-5) << what;
-  EXPECT_LT(d.rms, 8e-6) << what;
+  const Bounds bounds = BoundsOf(level);
+  EXPECT_LT(d.largest, bounds.largest) << what;
+  EXPECT_LT(d.rms, bounds.rms) << what;
 }
 
 TEST_P(CpuKvLevel, AttendsLikeTheReferenceAtEveryContextLength) {
@@ -416,7 +427,7 @@ TEST_P(CpuKvLevel, AttendsLikeTheReferenceAtEachUniformState) {
     const std::vector<float> query = c.Query(step);
     const std::vector<float> got = c.Attend(step, query);
     const Difference d = Compare(got, c.Reference(step, query), c.LargestValueScale(step));
-    EXPECT_LT(d.largest, 6e-5) << state.k << "/" << state.v;
+    EXPECT_LT(d.largest, BoundsOf(GetParam()).largest) << state.k << "/" << state.v;
     // Not by chance the same at every state: the planes matter.
     OwnedStep full = step;
     for (BlockView& block : full.blocks) {
@@ -457,9 +468,9 @@ TEST_P(CpuKvLevel, SharpAttentionAndLargeScales) {
         error = std::max(
             error, std::fabs(double{got[(r * 4 + h) * 64 + i]} - expected[(r * 4 + h) * 64 + i]));
       }
-      // A logit of some hundreds is off by its rounding times that: 2e-3 covers 16-bit queries at
-      // logits up to 500.
-      ASSERT_LE(error, 2e-3 * size + 1e-30) << "row " << r << " head " << h;
+      // A logit of some hundreds is off by its rounding times that: 1e-2 covers 16-bit queries at
+      // logits of thousands.
+      ASSERT_LE(error, 1e-2 * size + 1e-30) << "row " << r << " head " << h;
     }
   }
 }
@@ -477,7 +488,8 @@ TEST_P(CpuKvLevel, SkipsBlocksWithoutPages) {
   step.Add(360, 40, blocks);
   const std::vector<float> query = c.Query(step);
   const std::vector<float> got = c.Attend(step, query);
-  EXPECT_LT(Compare(got, c.Reference(step, query), c.LargestValueScale(step)).largest, 6e-5);
+  EXPECT_LT(Compare(got, c.Reference(step, query), c.LargestValueScale(step)).largest,
+            BoundsOf(GetParam()).largest);
 }
 
 // ---- what a row depends on

@@ -333,6 +333,10 @@ const PartialKernel& ChoosePartialKernel(CpuLevel level) {
 }
 
 const AttentionKernel& ChooseAttentionKernel(CpuLevel level, int head_dim) {
+#if defined(__x86_64__)
+  if (level >= CpuLevel::kAmx && AmxAttentionKernel().supports(head_dim))
+    return AmxAttentionKernel();
+#endif
   (void)head_dim;
   return F32AttentionKernel(level);
 }

@@ -1,0 +1,253 @@
+// Room: backend. What the two AMX attention kernels (few columns, many columns) share: how a step
+// of 128 tokens is described, how the query becomes integers, and the arithmetic that must be the
+// same to the bit in both. Internal to kv_attention_amx*.cc.
+//
+// Notation. A code is 256 hi + lo - 32768 with hi, lo unsigned bytes; hi is kept as hi - 128
+// (signed, XOR 0x80), lo as it is. A query element is 256 qh + ql, both signed bytes; a weight is
+// 256 ph + pl, both unsigned. A product is then
+//   65536 (h h) + 256 (h l + l h) + l l,
+// three exact 32-bit sums over tiles; a result is taken in units of 256: (hh << 8) + x + (ll >> 8).
+// With 8 bits resident lo reads as 128 everywhere, so that the lo pass is a constant, (sum of query
+// or weight) >> 1; with 4 bits lo reads as 0 and the low digit of hi as 8.
+//
+// The scale of V is 2^e m with m in [1, 2): e is added to the logit (so that the maximum of a step
+// is the maximum of what V's codes are weighted by), m is multiplied into the weight before it is
+// rounded to 16 bits, and the sum of weights takes 2^-e.
+#pragma once
+
+#if defined(__x86_64__)
+
+// GCC 12 takes the undefined pass-through operands of its own intrinsics for a use of uninitialised
+// values.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "backend/cpu/kv_attention.h"
+
+#define PLIANT_KV_AMX                                                               \
+  __attribute__((                                                                   \
+      target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma,amx-tile,amx-" \
+             "int8")))
+#define PLIANT_KV_AMX_INLINE PLIANT_KV_AMX inline __attribute__((always_inline))
+// The tile intrinsics do not tell the compiler what memory they read.
+#define PLIANT_KV_FENCE() __asm__ volatile("" ::: "memory")
+
+namespace pliant::kv_amx {
+
+inline constexpr int kStep = 128;  // tokens of one step of the online softmax; divides kSplitTokens
+inline constexpr int kHalf = 64;   // tokens of one tile row of V
+inline constexpr int kStepBlocks = kStep / kBlockTokens;
+inline constexpr int kTile = 1024;  // bytes
+inline constexpr int kVector = 16;  // columns, or tokens, of a vector
+inline constexpr float kNoLogit = -1e30f;
+inline constexpr float kLog2E = 1.44269504088896340736f;
+inline constexpr float kQueryLevels = 32512.0f;   // 127 * 256: hi stays within a signed byte
+inline constexpr float kWeightLevels = 32767.0f;  // times m < 2: below 65536
+/// Units of a sum over weights and codes, divided out at the end of a split.
+inline constexpr float kOutputUnit = 256.0f / (kWeightLevels * 32768.0f);
+
+/// Where a side of a step's blocks lies, plane by plane. An absent plane points to a constant row
+/// and has stride 0.
+struct PlaneSource {
+  const std::uint8_t* rows[kStepBlocks][kPlanes];
+  std::ptrdiff_t stride[kStepBlocks][kPlanes];
+  /// 1 or 2: every block has exactly so many planes; 4: lo is computed for all.
+  int depth;
+};
+
+/// The scales of a step's tokens as the kernels use them. Tokens that are not there have exponent
+/// -inf and the rest 0.
+struct alignas(64) StepScales {
+  float key[kStep];
+  float exponent[kStep];          // e of V's scale
+  float weight[kStep];            // m * kWeightLevels
+  float inverse_exponent[kStep];  // 2^-e
+};
+
+/// Tile palette 1 with every tile 16 rows of 64 bytes, and flush-to-zero arithmetic, for the life
+/// of the object.
+class TileScope {
+ public:
+  PLIANT_KV_AMX TileScope() : mxcsr_(_mm_getcsr()) {
+    alignas(64) std::uint8_t config[64] = {};
+    config[0] = 1;
+    for (int i = 0; i < 8; ++i) {
+      config[16 + 2 * i] = 64;  // bytes a row, little endian 16 bits
+      config[48 + i] = 16;
+    }
+    // The intrinsic claims to read only the first 8 bytes.
+    __asm__ volatile("" : : "m"(config) : "memory");
+    _tile_loadconfig(config);
+    constexpr unsigned kFlushToZero = 0x8000, kDenormalsAreZero = 0x40;
+    _mm_setcsr(mxcsr_ | kFlushToZero | kDenormalsAreZero);
+  }
+  PLIANT_KV_AMX ~TileScope() {
+    _tile_release();
+    _mm_setcsr(mxcsr_);
+  }
+  TileScope(const TileScope&) = delete;
+  TileScope& operator=(const TileScope&) = delete;
+
+ private:
+  unsigned mxcsr_;
+};
+
+/// 2^x for x <= 0, relative error 1.5e-7; exactly 1 for 0, 0 for -inf, NaN for NaN. Minimax
+/// polynomial of 2^f on [0, 1) with p(0) = 1.
+PLIANT_KV_AMX_INLINE __m512 Exp2(__m512 x) {
+  const __m512 f = _mm512_reduce_ps(x, 0x09);  // x - floor(x)
+  __m512 p = _mm512_set1_ps(0.00186713008f);
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.0090170303f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.0557999131f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.24016445f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.693151312f));
+  p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(1.0f));
+  return _mm512_scalef_ps(p, x);  // p * 2^floor(x)
+}
+
+/// Logit (log2 units, with V's exponent) of integer sums.
+PLIANT_KV_AMX_INLINE __m512 Logit(__m512i sum, __m512 key_scale, __m512 query_scale,
+                                  __m512 exponent) {
+  return _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(sum), key_scale), query_scale, exponent);
+}
+
+/// Running maximum, sum and output factors of 16 columns (or of a few) when a step comes in.
+struct Rescale {
+  __m512 keep;  // of what there is
+  __m512 add;   // of the step
+};
+PLIANT_KV_AMX_INLINE Rescale Advance(__m512 step_maximum, __m512 step_total, float* maximum,
+                                     float* total) {
+  const __m512 before = _mm512_loadu_ps(maximum);
+  const __m512 after = _mm512_max_ps(step_maximum, before);
+  const Rescale factors = {Exp2(_mm512_sub_ps(before, after)),
+                           Exp2(_mm512_sub_ps(step_maximum, after))};
+  _mm512_storeu_ps(maximum, after);
+  _mm512_storeu_ps(total, _mm512_fmadd_ps(_mm512_loadu_ps(total), factors.keep,
+                                          _mm512_mul_ps(step_total, factors.add)));
+  return factors;
+}
+
+/// 16 x 16 transposition of 32-bit elements.
+PLIANT_KV_AMX_INLINE void Transpose16(__m512i r[16]) {
+  __m512i t[16];
+#pragma GCC unroll 8
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 16; i += 4) {
+    r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+    r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+    r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+    r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const __m512i a = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+    const __m512i b = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+    const __m512i c = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+    const __m512i d = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+    t[i] = _mm512_shuffle_i32x4(a, b, 0x88);
+    t[i + 8] = _mm512_shuffle_i32x4(a, b, 0xdd);
+    t[i + 4] = _mm512_shuffle_i32x4(c, d, 0x88);
+    t[i + 12] = _mm512_shuffle_i32x4(c, d, 0xdd);
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) r[i] = t[i];
+}
+
+/// A query column as integers: hi and lo bytes in the order in which keys are unpacked, and what
+/// turns sums into logits.
+template <int kDim>
+struct alignas(64) QueryColumn {
+  std::int8_t hi[kDim];
+  std::int8_t lo[kDim];
+  std::int32_t sum;  // of the 16-bit values
+  float scale;       // NaN for a query that is not finite
+};
+
+/// Chunk and offset of unpacked dims: 64-byte chunks hold the even dims of a row, then its odd dims
+/// (head dim 64: 32 and 32 in one chunk; 128: one chunk each; 256: the same for each half).
+template <int kDim>
+PLIANT_KV_AMX void QuantizeQuery(const float* q, float softmax_scale, QueryColumn<kDim>& column) {
+  __m512 largest = _mm512_setzero_ps();
+  __m512 finite = _mm512_setzero_ps();  // 0 * x: NaN as soon as one x is not finite
+  for (int i = 0; i < kDim; i += kVector) {
+    const __m512 v = _mm512_loadu_ps(q + i);
+    largest = _mm512_max_ps(largest, _mm512_abs_ps(v));
+    finite = _mm512_fmadd_ps(v, _mm512_setzero_ps(), finite);
+  }
+  const float absmax = _mm512_reduce_max_ps(largest);
+  const bool usable = _mm512_reduce_add_ps(finite) == 0.0f;
+  // A row so small that its inverse is infinite is a row of zeros.
+  const float inverse = usable && absmax > 1e-30f ? kQueryLevels / absmax : 0.0f;
+  column.scale =
+      usable
+          ? (inverse == 0 ? 0.0f
+                          : absmax / kQueryLevels * (softmax_scale * kLog2E) * (256.0f / 32768.0f))
+          : std::nanf("");
+  alignas(64) std::int16_t codes[kDim];
+  __m512i sum = _mm512_setzero_si512();
+  for (int i = 0; i < kDim; i += kVector) {
+    const __m512 v = usable ? _mm512_loadu_ps(q + i) : _mm512_setzero_ps();
+    const __m512i code = _mm512_cvtps_epi32(_mm512_mul_ps(v, _mm512_set1_ps(inverse)));
+    sum = _mm512_add_epi32(sum, code);
+    _mm256_store_si256(reinterpret_cast<__m256i*>(codes + i), _mm512_cvtepi32_epi16(code));
+  }
+  column.sum = _mm512_reduce_add_epi32(sum);
+  for (int j = 0; j < kDim / 2; j += kVector) {
+    const __m512i pair = _mm512_load_si512(codes + 2 * j);
+    const __m512i parts[2] = {_mm512_srai_epi32(_mm512_slli_epi32(pair, 16), 16),
+                              _mm512_srai_epi32(pair, 16)};
+    for (int odd = 0; odd < 2; ++odd) {
+      const int at = kDim == 64 ? odd * 32 + j : j / 64 * 128 + odd * 64 + j % 64;
+      const __m512i lo = _mm512_srai_epi32(_mm512_slli_epi32(parts[odd], 24), 24);
+      const __m512i hi = _mm512_srai_epi32(_mm512_sub_epi32(parts[odd], lo), 8);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(column.lo + at), _mm512_cvtepi32_epi8(lo));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(column.hi + at), _mm512_cvtepi32_epi8(hi));
+    }
+  }
+}
+
+/// A right operand: [dim / 4][column 16][4 dims] from 16 rows of 64 bytes.
+PLIANT_KV_AMX_INLINE void StoreQueryTile(const std::int8_t* const rows[16], std::byte* tile) {
+  __m512i r[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_si512(rows[i]);
+  Transpose16(r);
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) _mm512_store_si512(tile + 64 * i, r[i]);
+}
+
+/// Fills `key` and `value` for the step at token `first` of the sequence; tokens at or beyond `end`
+/// and blocks that lack K or V count as absent. Returns false when nothing of the step is there.
+bool DescribeStep(const AttentionHead& head, int first, int end, PlaneSource& key,
+                  PlaneSource& value);
+/// The scales of the same step.
+void LoadScales(const AttentionHead& head, int first, int end, StepScales& scales);
+
+/// Scratch of the two kernels and their results as AttentionKernel::attend gives them.
+std::size_t NarrowScratchBytes(int head_dim);
+std::size_t WideScratchBytes(int head_dim);
+void AttendNarrow(const AttentionHead& head, const QueryTile& tile, int first, int end,
+                  float* partials, std::byte* scratch);
+void AttendWide(const AttentionHead& head, const QueryTile& tile, int first, int end,
+                float* partials, std::byte* scratch);
+
+inline constexpr int kNarrowColumns = 8;
+inline constexpr int kWideColumns = 192;
+
+}  // namespace pliant::kv_amx
+
+#endif  // x86_64

@@ -1,0 +1,243 @@
+// Room: backend. From plane rows to the byte tiles of the AMX kernels. Even and odd dims come apart
+// as the low and high nibbles of the packed rows; every layout below is chosen so that they need
+// not be put back together. Internal to kv_attention_amx*.cc.
+#pragma once
+
+#if defined(__x86_64__)
+
+#include "backend/cpu/kv_amx.h"
+
+namespace pliant::kv_amx {
+
+/// A tile of K or V for hi, and one for lo at a fixed distance behind it.
+struct TileBuffer {
+  std::byte* hi;
+  std::byte* lo;
+};
+
+/// hi ^ 0x80 needs the top bit of each of plane 0's digits flipped.
+PLIANT_KV_AMX_INLINE __m512i FlipTop(__m512i digits) {
+  return _mm512_xor_si512(digits, _mm512_set1_epi8(static_cast<char>(0x88)));
+}
+/// The even dims' bytes of two planes, `upper` holding the high digit.
+PLIANT_KV_AMX_INLINE __m512i EvenBytes(__m512i upper, __m512i lower) {
+  return _mm512_ternarylogic_epi32(_mm512_set1_epi8(static_cast<char>(0xf0)),
+                                   _mm512_slli_epi16(upper, 4), lower, 0xca);
+}
+PLIANT_KV_AMX_INLINE __m512i OddBytes(__m512i upper, __m512i lower) {
+  return _mm512_ternarylogic_epi32(_mm512_set1_epi8(static_cast<char>(0xf0)), upper,
+                                   _mm512_srli_epi16(lower, 4), 0xca);
+}
+PLIANT_KV_AMX_INLINE __m512i MidDigits() { return _mm512_set1_epi8(static_cast<char>(0x88)); }
+
+// ---- K: left operands [token 16][64 unpacked dims]
+// --------------------------------------------------------------------------------
+//
+// Token n of a half lies in tile (n / 4) % 4, row 4 (n / 16) + n % 4: the four tokens that a vector
+// of the softmax needs next to each other are then the same row of four tiles
+// (kv_attention_amx_narrow.cc).
+
+PLIANT_KV_AMX_INLINE std::ptrdiff_t KeyOffset(int chunks, int n, int chunk) {
+  return ((n >> 2 & 3) * chunks + chunk) * kTile + (4 * (n >> 4) + (n & 3)) * 64;
+}
+
+/// Stores unpacked bytes of one 64-byte line of K starting at token n: for head dim 64 it holds two
+/// tokens.
+template <int kDim>
+PLIANT_KV_AMX_INLINE void StoreKeyLine(__m512i even, __m512i odd, int n, int line,
+                                       std::byte* tiles) {
+  constexpr int kChunks = kDim / 64;
+  if constexpr (kDim == 64) {
+    std::byte* to = tiles + KeyOffset(kChunks, n, 0);
+    _mm512_store_si512(to, _mm512_shuffle_i64x2(even, odd, 0x44));
+    _mm512_store_si512(to + 64, _mm512_shuffle_i64x2(even, odd, 0xee));
+  } else {
+    _mm512_store_si512(tiles + KeyOffset(kChunks, n, 2 * line), even);
+    _mm512_store_si512(tiles + KeyOffset(kChunks, n, 2 * line + 1), odd);
+  }
+}
+
+/// Unpacks half `half` of a step. kDepth as PlaneSource::depth; `next` is prefetched.
+template <int kDim, int kDepth>
+PLIANT_KV_AMX_INLINE void UnpackKeys(const PlaneSource& source, const PlaneSource& next, int half,
+                                     TileBuffer tiles) {
+  constexpr int kTokens = kDim == 64 ? 2 : 1;          // of one line
+  constexpr int kLines = kDim == 64 ? 1 : kDim / 128;  // of one token
+  for (int b = 0; b < 2; ++b) {
+    const int block = 2 * half + b;
+    const std::uint8_t* const* rows = source.rows[block];
+    const std::ptrdiff_t* stride = source.stride[block];
+    for (int t = 0; t < kBlockTokens; t += kTokens) {
+      for (int line = 0; line < kLines; ++line) {
+        const int n = b * kBlockTokens + t;
+        for (int p = 0; p < kDepth; ++p) {
+          _mm_prefetch(next.rows[block][p] + t * next.stride[block][p] + 64 * line, _MM_HINT_T0);
+        }
+        const __m512i p0 = FlipTop(_mm512_loadu_si512(rows[0] + t * stride[0] + 64 * line));
+        const __m512i p1 =
+            kDepth == 1 ? MidDigits() : _mm512_loadu_si512(rows[1] + t * stride[1] + 64 * line);
+        StoreKeyLine<kDim>(EvenBytes(p0, p1), OddBytes(p0, p1), n, line, tiles.hi);
+        if constexpr (kDepth == kPlanes) {
+          const __m512i p2 = _mm512_loadu_si512(rows[2] + t * stride[2] + 64 * line);
+          const __m512i p3 = _mm512_loadu_si512(rows[3] + t * stride[3] + 64 * line);
+          StoreKeyLine<kDim>(EvenBytes(p2, p3), OddBytes(p2, p3), n, line, tiles.lo);
+        }
+      }
+    }
+  }
+}
+
+// ---- V for few columns: right operands [quad 16][dim 16][4 tokens]
+// ----------------------------------------------------------------
+//
+// Quad 4k + t of a half (tokens 16k + 4t ..) is row 4t + k: the order in which packing leaves the
+// weights.
+
+/// The dim that column `column` of V tile `tile` holds.
+template <int kDim>
+constexpr int ValueDim(int tile, int column) {
+  const int odd = tile % 2;
+  if (kDim == 64) return 2 * (16 * (tile / 2) + column) + odd;
+  return 2 * (64 * (tile / 8) + 16 * (column / 4) + 4 * (tile / 2 % 4) + column % 4) + odd;
+}
+
+/// Puts the bytes of four neighbouring tokens next to each other: out[i] gives tiles 2i and 2i + 1
+/// of the line.
+template <int kDim>
+PLIANT_KV_AMX_INLINE void InterleaveQuad(const std::uint8_t* row, std::ptrdiff_t stride,
+                                         __m512i* out) {
+  if constexpr (kDim == 64) {
+    // Tokens (0, 1) and (2, 3) lie in one line each.
+    const __m512i first = _mm512_loadu_si512(row);
+    const __m512i second = _mm512_loadu_si512(row + 2 * stride);
+    const __m512i index = _mm512_set_epi8(
+        111, 79, 47, 15, 110, 78, 46, 14, 109, 77, 45, 13, 108, 76, 44, 12, 107, 75, 43, 11, 106,
+        74, 42, 10, 105, 73, 41, 9, 104, 72, 40, 8, 103, 71, 39, 7, 102, 70, 38, 6, 101, 69, 37, 5,
+        100, 68, 36, 4, 99, 67, 35, 3, 98, 66, 34, 2, 97, 65, 33, 1, 96, 64, 32, 0);
+    out[0] = _mm512_permutex2var_epi8(first, index, second);
+    out[1] = _mm512_permutex2var_epi8(first, _mm512_add_epi8(index, _mm512_set1_epi8(16)), second);
+  } else {
+    const __m512i r0 = _mm512_loadu_si512(row);
+    const __m512i r1 = _mm512_loadu_si512(row + stride);
+    const __m512i r2 = _mm512_loadu_si512(row + 2 * stride);
+    const __m512i r3 = _mm512_loadu_si512(row + 3 * stride);
+    const __m512i low01 = _mm512_unpacklo_epi8(r0, r1), high01 = _mm512_unpackhi_epi8(r0, r1);
+    const __m512i low23 = _mm512_unpacklo_epi8(r2, r3), high23 = _mm512_unpackhi_epi8(r2, r3);
+    out[0] = _mm512_unpacklo_epi16(low01, low23);
+    out[1] = _mm512_unpackhi_epi16(low01, low23);
+    out[2] = _mm512_unpacklo_epi16(high01, high23);
+    out[3] = _mm512_unpackhi_epi16(high01, high23);
+  }
+}
+
+template <int kDim, int kDepth>
+PLIANT_KV_AMX_INLINE void UnpackValues(const PlaneSource& source, const PlaneSource& next, int half,
+                                       TileBuffer tiles) {
+  constexpr int kLines = kDim == 64 ? 1 : kDim / 128;  // of one token
+  constexpr int kPairs = kDim == 64 ? 2 : 4;           // pairs of tiles from one line
+  constexpr int kLinesOfQuad = kDim == 64 ? 2 : 4;
+  for (int quad = 0; quad < kHalf / 4; ++quad) {
+    const int block = 2 * half + quad / 8;
+    const int t = quad % 8 * 4;
+    const int row = 4 * (quad & 3) + (quad >> 2);
+    for (int line = 0; line < kLines; ++line) {
+      __m512i planes[kDepth][kPairs];
+#pragma GCC unroll 4
+      for (int p = 0; p < kDepth; ++p) {
+        const std::uint8_t* ahead = next.rows[block][p] + t * next.stride[block][p] + 64 * line;
+#pragma GCC unroll 4
+        for (int i = 0; i < kLinesOfQuad; ++i) {
+          _mm_prefetch(ahead + i * (4 / kLinesOfQuad) * next.stride[block][p], _MM_HINT_T0);
+        }
+        const std::ptrdiff_t stride = source.stride[block][p];
+        InterleaveQuad<kDim>(source.rows[block][p] + t * stride + 64 * line, stride, planes[p]);
+      }
+#pragma GCC unroll 4
+      for (int i = 0; i < kPairs; ++i) {
+        const std::ptrdiff_t to = (2 * (line * kPairs + i)) * kTile + row * 64;
+        const __m512i p0 = FlipTop(planes[0][i]);
+        const __m512i p1 = kDepth == 1 ? MidDigits() : planes[kDepth == 1 ? 0 : 1][i];
+        _mm512_store_si512(tiles.hi + to, EvenBytes(p0, p1));
+        _mm512_store_si512(tiles.hi + to + kTile, OddBytes(p0, p1));
+        if constexpr (kDepth == kPlanes) {
+          _mm512_store_si512(tiles.lo + to, EvenBytes(planes[2][i], planes[3][i]));
+          _mm512_store_si512(tiles.lo + to + kTile, OddBytes(planes[2][i], planes[3][i]));
+        }
+      }
+    }
+  }
+}
+
+// ---- V for many columns: left operands [dim 16][token 64]
+// --------------------------------------------------------------------------
+
+/// The dim that row `row` of transposed V tile `tile` holds.
+constexpr int TransposedDim(int tile, int row) { return 2 * (16 * (tile / 2) + row) + tile % 2; }
+
+/// Transposes 16 x 16 bytes in each 128-bit lane.
+PLIANT_KV_AMX_INLINE void TransposeBytes(__m512i r[16]) {
+#pragma GCC unroll 4
+  for (int round = 0; round < 4; ++round) {
+    __m512i t[16];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+      t[2 * i] = _mm512_unpacklo_epi8(r[i], r[i + 8]);
+      t[2 * i + 1] = _mm512_unpackhi_epi8(r[i], r[i + 8]);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) r[i] = t[i];
+  }
+}
+
+/// 64 tokens of the 16 packed bytes at `byte`, as 16 rows of 64 bytes.
+PLIANT_KV_AMX_INLINE void TransposePlane(const PlaneSource& source, int half, int plane, int byte,
+                                         std::byte* out) {
+  const std::uint8_t* rows[2] = {source.rows[2 * half][plane] + byte,
+                                 source.rows[2 * half + 1][plane] + byte};
+  const std::ptrdiff_t stride[2] = {source.stride[2 * half][plane],
+                                    source.stride[2 * half + 1][plane]};
+  __m512i r[16];
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) {
+    // Lane l: token 16 l + i.
+    const auto* a = reinterpret_cast<const __m128i*>(rows[0] + i * stride[0]);
+    const auto* b = reinterpret_cast<const __m128i*>(rows[0] + (16 + i) * stride[0]);
+    const auto* c = reinterpret_cast<const __m128i*>(rows[1] + i * stride[1]);
+    const auto* d = reinterpret_cast<const __m128i*>(rows[1] + (16 + i) * stride[1]);
+    __m512i v = _mm512_castsi128_si512(_mm_loadu_si128(a));
+    v = _mm512_mask_broadcast_i32x4(v, 0x00f0, _mm_loadu_si128(b));
+    v = _mm512_mask_broadcast_i32x4(v, 0x0f00, _mm_loadu_si128(c));
+    r[i] = _mm512_mask_broadcast_i32x4(v, 0xf000, _mm_loadu_si128(d));
+  }
+  TransposeBytes(r);
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) _mm512_store_si512(out + 64 * i, r[i]);
+}
+
+/// Transposes half `half`; `planes` is scratch of kPlanes tiles.
+template <int kDim, int kDepth>
+PLIANT_KV_AMX_INLINE void UnpackValuesTransposed(const PlaneSource& source, int half,
+                                                 std::byte* planes, TileBuffer tiles) {
+  for (int part = 0; part < kDim / 32; ++part) {  // 16 packed bytes: 32 dims, two tiles
+    for (int p = 0; p < kDepth; ++p) {
+      TransposePlane(source, half, p, 16 * part, planes + p * kTile);
+    }
+    for (int i = 0; i < 16; ++i) {
+      const std::ptrdiff_t to = 2 * part * kTile + 64 * i;
+      const __m512i p0 = FlipTop(_mm512_load_si512(planes + 64 * i));
+      const __m512i p1 = kDepth == 1 ? MidDigits() : _mm512_load_si512(planes + kTile + 64 * i);
+      _mm512_store_si512(tiles.hi + to, EvenBytes(p0, p1));
+      _mm512_store_si512(tiles.hi + to + kTile, OddBytes(p0, p1));
+      if constexpr (kDepth == kPlanes) {
+        const __m512i p2 = _mm512_load_si512(planes + 2 * kTile + 64 * i);
+        const __m512i p3 = _mm512_load_si512(planes + 3 * kTile + 64 * i);
+        _mm512_store_si512(tiles.lo + to, EvenBytes(p2, p3));
+        _mm512_store_si512(tiles.lo + to + kTile, OddBytes(p2, p3));
+      }
+    }
+  }
+}
+
+}  // namespace pliant::kv_amx
+
+#endif  // x86_64
