@@ -76,6 +76,7 @@ void KvManager::Audit() const {
       PLIANT_CHECK(!b.holders.empty() || b.doomed, "nobody owns a block");
     }
   }
+  for (const OwnedPage& page : withheld_) see(page.id());
   std::int64_t jobs = 0, arriving = 0;
   copies_.ForEachJob([&](const CopyJob& job) {
     ++jobs;

@@ -125,8 +125,7 @@ void KvManager::NoReaderLeft(Block& block) {
 
 IdleList KvManager::IdleListFor(const Block& block) const {
   if (block.residency == Residency::kStore) return IdleList::kStoreOnly;
-  const bool can_give = bends_ && block.level < idle_floor_ &&
-                        block.index * kBlockTokens >= options_.sink_tokens &&
+  const bool can_give = bends_ && block.level < idle_floor_ && block.index >= sink_blocks_ &&
                         MayDrop(block, idle_floor_);
   return can_give ? IdleList::kCanGive : IdleList::kCannotGive;
 }
@@ -247,7 +246,8 @@ void KvManager::LogBlock(Reason reason, const Block& block, PlaneCount from, Pla
 /// The block may have become a candidate for demotion: searches must not start behind it.
 void KvManager::ReopenSearch(Block& block) {
   for (Sequence* holder : block.holders) {
-    for (std::int32_t& from : holder->demote_from) from = std::min(from, block.index);
+    for (std::int32_t& from : holder->demote_from)
+      from = std::min(from, std::max(block.index, sink_blocks_));
   }
   if (block.idle == IdleList::kCannotGive && IdleListFor(block) == IdleList::kCanGive) {
     Mutate(block, [&] {

@@ -78,6 +78,7 @@ KvManager::KvManager(Backend& backend, const KvGeometry& geometry, const KvOptio
   const bool elastic = options.policy == KvPolicy::kElastic || options.policy == KvPolicy::kPliant;
   floor_ = elastic ? std::max(ceiling_, LevelOfBits(options.floor_bits)) : ceiling_;
   idle_floor_ = floor_;
+  sink_blocks_ = Blocks(options_.sink_tokens);
   bends_ = store_ != nullptr && floor_ > ceiling_;
   can_offload_ = store_ != nullptr;
   restore_allowance_at_ = clock.Now();
@@ -102,6 +103,7 @@ KvManager::~KvManager() {
       FreeBlock(*block);
     }
   }
+  Withhold(0);
   PLIANT_CHECK(live_blocks_ == 0, "blocks left over");
 }
 
@@ -118,8 +120,8 @@ std::int64_t KvManager::MaxTokens(Level floor) const {
   if (bends_ && floor > ceiling_) {
     const int recent =
         floor > kBaseLevel ? options_.recent_tokens_deep : options_.recent_tokens_base;
-    const std::int64_t kept = Blocks(options_.sink_tokens) + Blocks(recent) +
-                              2;  // + the one being filled and one of slack
+    const std::int64_t kept =
+        sink_blocks_ + Blocks(recent) + 2;  // + the one being filled and one of slack
     const std::int64_t slots_each = per_block - 2 * FirstAbsentPlane(floor);
     if (blocks > kept) {
       const std::int64_t lowered = std::min<std::int64_t>(
@@ -146,7 +148,7 @@ Sequence* KvManager::Open(RequestId request, Level floor, std::string salt) {
   sequence->chain_key = options_.prefix_cache ? prefix_.RootKey(salt) : 0;
   sequence->salt = std::move(salt);
   sequence->mark = ceiling_;
-  sequence->demote_from.fill(Blocks(options_.sink_tokens));
+  sequence->demote_from.fill(sink_blocks_);
   sequence->active_slot = active_.size();
   active_.push_back(sequence);
   return sequence;
@@ -245,6 +247,19 @@ void KvManager::BeginStep(std::uint64_t step) {
   step_ = step + 1;
 }
 
+void KvManager::Withhold(std::uint32_t pages) {
+  withhold_target_ = pages;
+  while (withheld_.size() > pages) {
+    pool_.ReturnUnread(std::move(withheld_.back()));
+    withheld_.pop_back();
+  }
+  TakeWithheld();
+}
+
+void KvManager::TakeWithheld() {
+  while (withheld_.size() < withhold_target_ && pool_.free() > 0) withheld_.push_back(pool_.Take());
+}
+
 KvStats KvManager::Stats() const {
   KvStats stats = counters_;
   stats.page_bytes = static_cast<std::int64_t>(page_bytes_);
@@ -252,6 +267,7 @@ KvStats KvManager::Stats() const {
   stats.pages_free = pool_.free();
   stats.pages_fenced = pool_.fenced();
   stats.pages_cached = idle_pages_;
+  stats.pages_withheld = static_cast<std::int64_t>(withheld_.size());
   stats.pages_copying = copies_.arriving_pages();
   stats.blocks = live_blocks_;
   stats.blocks_cached = prefix_.IdleCount(IdleList::kCanGive) +

@@ -28,7 +28,7 @@ struct KvStats {
   std::int64_t page_bytes = 0;
   // cached: held only by the prefix cache; copying: on their way in
   std::int64_t pages_total = 0, pages_free = 0, pages_fenced = 0, pages_cached = 0,
-               pages_copying = 0;
+               pages_copying = 0, pages_withheld = 0;
   std::int64_t blocks = 0, blocks_cached = 0;  // cached: idle, held only by the prefix cache
   std::int64_t blocks_in_store = 0;            // with no page on the device
   std::int64_t blocks_by_state[5][5] = {};  // [planes of K][planes of V]; [0][0]: in the store only
@@ -157,6 +157,16 @@ class KvManager {
     return lowered_blocks_;
   }  // held blocks on the device below the ceiling
 
+  /// Keeps so many pages out of use from now on (memory lent to someone else); 0 gives them back.
+  /// They are taken as they become free; the scheduler makes room for what is still lacking by
+  /// rungs 2 to 5.
+  void Withhold(std::uint32_t pages);
+  void TakeWithheld();
+  std::int64_t withheld_lacking() const {
+    return static_cast<std::int64_t>(withhold_target_) -
+           static_cast<std::int64_t>(withheld_.size());
+  }
+
   // ---- what the controller decides
   // ----------------------------------------------------------------------------------------
   void DemoteNow(Block& block, Level level, Reason reason, Sequence* donor);
@@ -221,6 +231,7 @@ class KvManager {
   const Clock& clock_;
   const std::size_t page_bytes_;
   Level ceiling_ = 0, floor_ = 0, idle_floor_ = 0;
+  std::int32_t sink_blocks_ = 0;
   bool bends_ = false, can_offload_ = false;
 
   PagePool pool_;
@@ -233,6 +244,9 @@ class KvManager {
   std::deque<Sequence> sequences_;
   std::vector<Sequence*> free_sequences_;
   std::vector<Sequence*> active_;
+
+  std::uint32_t withhold_target_ = 0;
+  std::vector<OwnedPage> withheld_;
 
   struct PendingSave {
     Block* block;

@@ -124,6 +124,7 @@ void Scheduler::Impl::CollectRunning(Needs& n) {
     n.now += pages;
     n.promised += kv.PagesToExtend(*r->sequence, r->remaining()) - pages;
   }
+  n.now += kv.withheld_lacking();
   for (const Request* r : loading) {
     if (r->short_of_pages) n.now += kv.PagesToReady(*r->sequence);
   }
@@ -143,6 +144,7 @@ void Scheduler::Impl::PlanRunning() {
                             Controller::Rung::kBase);
       }
       controller.Commit(draft);
+      kv.TakeWithheld();
       return enough;
     }();
     const std::int64_t lacking = GrantRunning();

@@ -49,6 +49,10 @@ std::vector<std::int32_t> Tokens(std::int64_t n, std::uint64_t seed) {
   return out;
 }
 
+std::int32_t ExactToken(std::uint64_t chain) {
+  return static_cast<std::int32_t>(Mix(chain) % 50'000);
+}
+
 Driver::Driver(DriverOptions options) : options_(std::move(options)) {
   faulty_ = std::make_unique<FaultyBackend>(fake_, options_.faults);
   KvOptions& kv = options_.kv;
@@ -200,7 +204,7 @@ std::vector<SampledToken> Driver::Forward(const StepPlan& plan) {
         c.chain.back() ^
         (worst == kv_->ceiling() && mark == kv_->ceiling() ? 0 : Mix(digest + mark));
     if (worst > 0) ++c.sampled_below;
-    const auto token = static_cast<std::int32_t>(Mix(h) % 50'000);
+    const std::int32_t token = ExactToken(h);
     const bool finished =
         c.stop_after > 0 && static_cast<std::int64_t>(c.output.size()) + 1 >= c.stop_after;
     sampled.push_back({entry.request, token, finished});

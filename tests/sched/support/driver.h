@@ -94,6 +94,8 @@ class Driver {
   std::int64_t steps_run_ = 0;
 };
 
+/// The token that is sampled after a prefix when its whole context is in place at the ceiling.
+std::int32_t ExactToken(std::uint64_t chain);
 /// n tokens that depend on `seed` only.
 std::vector<std::int32_t> Tokens(std::int64_t n, std::uint64_t seed);
 
