@@ -126,17 +126,19 @@ Outcome RunCase(const Case& c, std::uint32_t seed) {
   auto d_blocks = DeviceArray<BlockView>::Make(blocks, "blocks");
   auto d_segments = DeviceArray<Segment>::Make(plan.segments.size(), "segments");
   auto d_ranges = DeviceArray<Range>::Make(plan.ranges.size(), "ranges");
-  auto d_count = DeviceArray<std::int32_t>::Make(1, "range count");
+  auto d_count = DeviceArray<std::int32_t>::Make(2, "range count");
+  auto d_cut = DeviceArray<std::int32_t>::Make(plan.cut_rows.size(), "cut rows");
   auto d_q = DeviceArray<float>::Make(q.size(), "q");
   auto d_out = DeviceArray<float>::Make(rows * width, "out");
   auto d_partials = DeviceArray<float>::Make(DecodePartialFloats(shape, plan.segments.size()), "partials");
-  auto d_counters = DeviceArray<std::uint32_t>::Make(DecodeCounters(shape, plan.segments.size()), "counters");
+  auto d_counters = DeviceArray<std::uint32_t>::Make(kDecodeCounters, "counters");
   Upload<std::uint8_t>(cache.pages(), d_pages->data());
   Upload<BlockView>(cache.views(), d_blocks->data());
   Upload<Segment>(plan.segments, d_segments->data());
   Upload<Range>(plan.ranges, d_ranges->data());
-  const std::int32_t range_count = static_cast<std::int32_t>(plan.ranges.size());
-  Upload<std::int32_t>({&range_count, 1}, d_count->data());
+  const std::int32_t counts[2] = {static_cast<std::int32_t>(plan.ranges.size()), static_cast<std::int32_t>(plan.cut_rows.size())};
+  Upload<std::int32_t>(counts, d_count->data());
+  Upload<std::int32_t>(plan.cut_rows, d_cut->data());
   Upload<float>(q, d_q->data());
   PLIANT_CUDA_CHECK(cudaMemset(d_counters->data(), 0, d_counters->bytes()));
   DecodeArgs args;
@@ -147,6 +149,8 @@ Outcome RunCase(const Case& c, std::uint32_t seed) {
   args.segments = d_segments->data();
   args.ranges = d_ranges->data();
   args.range_count = d_count->data();
+  args.cut_rows = d_cut->data();
+  args.max_cut_rows = static_cast<int>(plan.cut_rows.size()) + 1;  // one more than there are, as a replayed graph may have
   args.q = d_q->data();
   args.q_stride = q_stride;
   args.out = d_out->data();

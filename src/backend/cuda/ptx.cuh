@@ -46,14 +46,6 @@ __device__ __forceinline__ std::uint32_t PackBf16(float low, float high) {
   return *reinterpret_cast<const std::uint32_t*>(&pair);
 }
 
-/// counter++, after which whoever sees it also sees what this thread (and threads synchronised with it before) wrote.
-__device__ __forceinline__ std::uint32_t AtomicIncrementRelease(std::uint32_t* counter) {
-  std::uint32_t old;
-  asm volatile("atom.release.gpu.global.add.u32 %0, [%1], 1;" : "=r"(old) : "l"(counter) : "memory");
-  return old;
-}
-__device__ __forceinline__ void FenceAcquire() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
-
 __device__ __forceinline__ void BarrierInit(std::uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }

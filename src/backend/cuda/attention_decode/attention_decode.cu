@@ -20,9 +20,7 @@ constexpr float kTopExponent = 27.5f;
 constexpr float kRescaleAt = 3.0e9f;
 constexpr float kRescaleExponent = 31.25f;  // a little under log2(kRescaleAt), so that the head that asked is always among those raised
 
-// The counters' first entries: per column, the next range to take and the groups that have finished.
-constexpr int kMaxColumns = 128;
-constexpr int kCounterHeader = 2 * kMaxColumns;
+constexpr int kMaxColumns = kDecodeCounters / 2;  // a column's counters: the next range to take, the groups that have finished
 
 struct KernelArgs {
   DecodeArgs a;
@@ -30,6 +28,9 @@ struct KernelArgs {
   int kv_heads;
   int group;
   int chunks_per_head;
+
+  /// A slot can hold the queries of all heads of a group of warps.
+  constexpr bool QueryInRing(int head_dim) const { return group * head_dim * 4 <= 2 * UnitStride(head_dim); }
 };
 
 /// Two planes joined into bytes: `even` holds the even dims, `odd` the odd ones. One plane: the low digit is zero.
@@ -80,7 +81,7 @@ constexpr int kFullArrivals = 1;
 constexpr int kFullArrivals = 33;
 #endif
 
-/// What the slot of a block's first planes says about the block and its segment. In shared memory.
+/// What the slot of a query, or of a block's first planes, says about the segment and the block. In shared memory.
 struct Note {
   int segment;  // -1: the end
   int state;    // planes of K | planes of V << 4 | last block of the segment << 8
@@ -109,16 +110,20 @@ struct Ring {
   }
 };
 
-/// Fills the ring: takes ranges, walks their blocks, sends every resident plane. Run by one whole warp.
+/// Fills the ring: takes ranges; for every segment sends the query, then every resident plane of its blocks. `pages` and `queries` point
+/// to what the group sees of page 0 and row 0; `page_bytes` and `query_bytes` (0: too large for a slot) are how much. Run by one whole
+/// warp.
 template <int D>
-__device__ __forceinline__ void Produce(const KernelArgs& args, Ring ring, const std::uint8_t* pages, std::uint32_t bytes, int first_range,
-                                        int ranges, std::uint32_t* next_range) {
+__device__ __forceinline__ void Produce(const KernelArgs& args, Ring ring, const std::uint8_t* pages, std::uint32_t page_bytes,
+                                        const float* queries, std::uint32_t query_bytes, int first_range, int ranges,
+                                        std::uint32_t* next_range) {
   const int lane = threadIdx.x & 31;
   const DecodeArgs& a = args.a;
   const std::uint32_t second = args.launch.heads * UnitStride(D);  // where the pair's second plane lies in a slot
   ring.parity = 1;  // a fresh ring is empty
   // Sends one or two pages; `note` belongs to the first planes of a block and to the end.
-  auto send = [&](int planes, std::uint32_t page0, std::uint32_t page1, bool with_note, const Segment& segment, int index, int state) {
+  auto send = [&](int pieces, const std::uint8_t* from0, const std::uint8_t* from1, std::uint32_t bytes, bool with_note,
+                  const Segment& segment, int index, int state) {
     BarrierWait(ring.empty + ring.slot * 8, ring.parity);
     const std::uint32_t full = ring.full + ring.slot * 8;
     const std::uint32_t to = SharedAddress(ring.slots + ring.slot * ring.slot_bytes);
@@ -131,14 +136,14 @@ __device__ __forceinline__ void Produce(const KernelArgs& args, Ring ring, const
 #if __CUDA_ARCH__ >= 900
     if (ElectOne()) {
       write_note();
-      BarrierExpect(full, planes * bytes);
-      if (planes > 0) BulkCopy(to, pages + page0 * a.page_bytes, bytes, full);
-      if (planes > 1) BulkCopy(to + second, pages + page1 * a.page_bytes, bytes, full);
+      BarrierExpect(full, pieces * bytes);
+      if (pieces > 0) BulkCopy(to, from0, bytes, full);
+      if (pieces > 1) BulkCopy(to + second, from1, bytes, full);
     }
     __syncwarp();
 #else
-    for (int p = 0; p < planes; ++p) {
-      const std::uint8_t* from = pages + (p == 0 ? page0 : page1) * a.page_bytes;
+    for (int p = 0; p < pieces; ++p) {
+      const std::uint8_t* from = p == 0 ? from0 : from1;
       for (std::uint32_t at = lane * 16; at < bytes; at += 512) AsyncCopy16(to + p * second + at, from + at);
     }
     AsyncArrive(full);
@@ -161,6 +166,7 @@ __device__ __forceinline__ void Produce(const KernelArgs& args, Ring ring, const
       return (lane >> 3) < count ? a.blocks[static_cast<std::size_t>(next_block) * 8 + lane] : kAll;
     };
     std::uint32_t upcoming = fetch(min(4, left));
+    bool opens = true;  // the coming blocks are the first of their segment
     while (index < end) {
       const std::uint32_t entry = upcoming;
       const int count = min(4, left);
@@ -182,6 +188,11 @@ __device__ __forceinline__ void Produce(const KernelArgs& args, Ring ring, const
         ticket = atomicAdd(next_range, 1u);
       }
       const std::uint32_t resident = __ballot_sync(kAll, entry != kAll);
+      if (opens) {
+        const float* const query = queries + segment.row * a.q_stride;
+        send(query_bytes != 0 ? 1 : 0, reinterpret_cast<const std::uint8_t*>(query), nullptr, query_bytes, true, segment, own, 0);
+      }
+      opens = last;
 #pragma unroll 1
       for (int i = 0; i < count; ++i) {
         int k_planes = __popc((resident >> (8 * i)) & 0x0fu), v_planes = __popc((resident >> (8 * i)) & 0xf0u);
@@ -194,13 +205,37 @@ __device__ __forceinline__ void Produce(const KernelArgs& args, Ring ring, const
           const int pair = is_v ? p - k_pairs : p;
           const int from = 8 * i + (is_v ? 4 : 0) + 2 * pair;
           const std::uint32_t page0 = __shfl_sync(kAll, entry, from), page1 = __shfl_sync(kAll, entry, from + 1);
-          send(min(2, (is_v ? v_planes : k_planes) - 2 * pair), page0, page1, p == 0, segment, own, state);
+          send(min(2, (is_v ? v_planes : k_planes) - 2 * pair), pages + page0 * a.page_bytes, pages + page1 * a.page_bytes, page_bytes, p == 0,
+               segment, own, state);
         }
       }
     }
     range_index = static_cast<int>(__shfl_sync(kAll, ticket, 0)) + args.launch.PlanGroups();
   }
-  send(0, 0, 0, true, Segment{}, -1, 0);
+  send(0, nullptr, nullptr, 0, true, Segment{}, -1, 0);
+}
+
+/// Floats of one piece of a partial: values, then (top, mass) of each head.
+template <int D, int kSplit>
+__device__ constexpr int PartialFloats() {
+  return kHeadsPerChunk * D / kSplit + 2 * kHeadsPerChunk;
+}
+
+/// Writes a lane's values to row `row` from column `column` on, over its mass.
+template <int kTiles>
+__device__ __forceinline__ void StoreResult(const KernelArgs& args, int row, int column, float mass, const float (&result)[2 * kTiles]) {
+  // mass > 0 for every row with a token that takes part; without one the output is zero, not 0 / 0.
+  const float scale = mass == 0.f ? 0.f : (256.f / 32768.f) / mass;
+  const std::int64_t at = row * args.a.out_stride + column;
+#pragma unroll
+  for (int i = 0; i < kTiles; ++i) {
+    const float x = result[2 * i] * scale, y = result[2 * i + 1] * scale;
+    if (args.a.out_type == ElementType::kF32) {
+      *reinterpret_cast<float2*>(static_cast<float*>(args.a.out) + at + 16 * i) = make_float2(x, y);
+    } else {
+      *reinterpret_cast<std::uint32_t*>(static_cast<std::uint16_t*>(args.a.out) + at + 16 * i) = PackBf16(x, y);
+    }
+  }
 }
 
 /// A consumer warp works one chunk of up to four heads. Lane (g, t) = (lane / 4, lane % 4): of the scores it owns head t and
@@ -231,7 +266,10 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) DecodeAttentionKernel(const
             barrier_base + (slots + group * launch.slots) * 8, reinterpret_cast<Note*>(note_base) + group * launch.slots,
             launch.slots};
   const int kv_first = column * launch.heads, kv_here = min(launch.heads, args.kv_heads - kv_first);
-  const int ranges = *a.range_count;
+  const int ranges = a.range_count[0];
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");  // the merge may be launched; it waits for this grid's end
+#endif
   if (static_cast<int>(threadIdx.x) < slots) {
     BarrierInit(barrier_base + threadIdx.x * 8, kFullArrivals);
     BarrierInit(barrier_base + (slots + threadIdx.x) * 8, min(launch.consumers, kv_here * args.chunks_per_head * kSplit));
@@ -243,8 +281,9 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) DecodeAttentionKernel(const
 
   if (warp == 0) {
     std::uint32_t* const header = a.counters + 2 * column;
-    Produce<D>(args, ring, a.pages + a.layer_offset + static_cast<std::size_t>(kv_first) * kStride, kv_here * kStride, first_range, ranges,
-               header);
+    Produce<D>(args, ring, a.pages + a.layer_offset + static_cast<std::size_t>(kv_first) * kStride, kv_here * kStride,
+               a.q + static_cast<std::int64_t>(kv_first) * args.group * D, args.QueryInRing(D) ? kv_here * args.group * D * 4 : 0, first_range,
+               ranges, header);
     if (lane == 0 && atomicAdd(header + 1, 1u) + 1 == static_cast<std::uint32_t>(launch.PlanGroups())) {
       header[0] = header[1] = 0;  // every group has taken its last ticket
     }
@@ -259,6 +298,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) DecodeAttentionKernel(const
   // A piece is what one warp makes of a row: a part of the dims of a chunk.
   const int pieces = args.kv_heads * args.chunks_per_head * kSplit;
   const int piece = (kv_head * args.chunks_per_head + local_chunk % args.chunks_per_head) * kSplit + part;
+  const std::uint8_t* const slots_base = ring.slots;
   ring.slots += kv_local * kStride;
   float* const kept = reinterpret_cast<float*>(kept_base) + (group * launch.consumers + warp - 1) * (kHeadsPerChunk * D / kSplit) + lane;
   auto acquire = [&]() -> const std::uint8_t* {
@@ -285,7 +325,9 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) DecodeAttentionKernel(const
     float q_sum;   // sum of q in those units, for midpoints
     {
       const int head = g >> 1;
-      const float* q = a.q + static_cast<std::int64_t>(segment.row) * a.q_stride + (static_cast<std::int64_t>(kv_head) * args.group + first_head + head) * D;
+      const float* q = args.QueryInRing(D) ? reinterpret_cast<const float*>(slots_base + ring.slot * slot_bytes) + (kv_local * args.group + first_head + head) * D
+                                           : a.q + static_cast<std::int64_t>(segment.row) * a.q_stride +
+                                                 (static_cast<std::int64_t>(kv_head) * args.group + first_head + head) * D;
       float x[kSteps][8], largest = 0.f;
 #pragma unroll
       for (int w = 0; w < kSteps; ++w) {
@@ -335,6 +377,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) DecodeAttentionKernel(const
       q_offset = -(head_sum >> 1);
       q_sum = static_cast<float>(head_sum) * (1.f / 256.f);
     }
+    release();
     int out[kTiles][2][4];
 #pragma unroll
     for (int i = 0; i < kTiles; ++i)
@@ -382,6 +425,8 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) DecodeAttentionKernel(const
     };
 
     bool last = false;
+    unit = acquire();
+    segment.state = ring.notes[ring.slot].state;
 #pragma unroll 1
     while (true) {
       // ---- scores of 32 tokens by 4 heads
@@ -574,79 +619,83 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) DecodeAttentionKernel(const
     float result[2 * kTiles];
 #pragma unroll
     for (int i = 0; i < 2 * kTiles; ++i) result[i] = kept[i * 32];
-    bool write = true;
     if (segment.count > 1) {
-      constexpr int kValues = kHeadsPerChunk * D / kSplit;
-      constexpr int kFloats = kValues + 2 * kHeadsPerChunk;
-      const std::size_t stride = static_cast<std::size_t>(pieces) * kFloats;
-      float* const mine = a.partials + segment.segment * stride + piece * kFloats;
+      float* const mine = a.partials + (static_cast<std::size_t>(segment.segment) * pieces + piece) * PartialFloats<D, kSplit>();
 #pragma unroll
       for (int i = 0; i < kTiles / 2; ++i) {
         reinterpret_cast<float4*>(mine)[i * 32 + lane] = make_float4(result[4 * i], result[4 * i + 1], result[4 * i + 2], result[4 * i + 3]);
       }
-      if (g == 0) *reinterpret_cast<float2*>(mine + kValues + 2 * t) = make_float2(top, mass);
-      __syncwarp();  // the other lanes' writes come before lane 0's release
-      std::uint32_t arrived = 0;
-      std::uint32_t* const counter = a.counters + kCounterHeader + static_cast<std::size_t>(segment.first) * pieces + piece;
-      if (lane == 0) arrived = AtomicIncrementRelease(counter);
-      arrived = __shfl_sync(kAll, arrived, 0);
-      write = arrived + 1 == static_cast<std::uint32_t>(segment.count);
-      if (write) {
-        if (lane == 0) *counter = 0;
-        FenceAcquire();
-        const float* const all = a.partials + segment.first * stride + piece * kFloats;
-        // Weights of the partials relative to the greatest top.
-        float greatest = -INFINITY;
-        for (int i = g; i < segment.count; i += 8) greatest = fmaxf(greatest, __ldcg(all + i * stride + kValues + 2 * t));
-#pragma unroll
-        for (int m = 4; m < 32; m <<= 1) greatest = fmaxf(greatest, __shfl_xor_sync(kAll, greatest, m));
-#pragma unroll
-        for (int i = 0; i < 2 * kTiles; ++i) result[i] = 0.f;
-        mass = 0.f;
-        constexpr int kBatch = 64 / kTiles;  // partials in flight; the sums' registers are free by now
-#pragma unroll 1
-        for (int i = 0; i < segment.count; i += kBatch) {
-          float4 part[kBatch][kTiles / 2];
-          float2 own[kBatch];
-#pragma unroll
-          for (int k = 0; k < kBatch; ++k) {
-            const float* const from = all + min(i + k, segment.count - 1) * stride;
-            own[k] = __ldcg(reinterpret_cast<const float2*>(from + kValues + 2 * t));
-#pragma unroll
-            for (int c = 0; c < kTiles / 2; ++c) part[k][c] = __ldcg(reinterpret_cast<const float4*>(from) + c * 32 + lane);
-          }
-#pragma unroll
-          for (int k = 0; k < kBatch; ++k) {
-            if (i + k >= segment.count || own[k].x == -INFINITY) continue;
-            const float scale = Exp2(own[k].x - greatest);
-            mass = fmaf(own[k].y, scale, mass);
-#pragma unroll
-            for (int c = 0; c < kTiles / 2; ++c) {
-              result[4 * c] = fmaf(part[k][c].x, scale, result[4 * c]);
-              result[4 * c + 1] = fmaf(part[k][c].y, scale, result[4 * c + 1]);
-              result[4 * c + 2] = fmaf(part[k][c].z, scale, result[4 * c + 2]);
-              result[4 * c + 3] = fmaf(part[k][c].w, scale, result[4 * c + 3]);
-            }
-          }
-        }
-      }
+      if (g == 0) *reinterpret_cast<float2*>(mine + kHeadsPerChunk * D / kSplit + 2 * t) = make_float2(top, mass);
+    } else if (t < heads) {
+      StoreResult<kTiles>(args, segment.row, (kv_head * args.group + first_head + t) * D + part * (D / kSplit) + 2 * g, mass, result);
     }
-    if (write && t < heads) {
-      // mass > 0 for every row with a token that takes part; without one the output is zero, not 0 / 0.
-      const float scale = mass == 0.f ? 0.f : (256.f / 32768.f) / mass;
-      const std::int64_t column_of = (static_cast<std::int64_t>(kv_head) * args.group + first_head + t) * D + part * (D / kSplit) + 2 * g;
-      const std::int64_t at = segment.row * a.out_stride + column_of;
+    __syncwarp();
+  }
+}
+
+/// One thread block a (cut row, piece): the partials are weighted and added up, eight segments at a time.
+template <int D, int kSplit>
+__global__ void __launch_bounds__(256) MergeKernel(const __grid_constant__ KernelArgs args) {
+  constexpr int kTiles = D / 16 / kSplit, kValues = kHeadsPerChunk * D / kSplit, kWarps = 8;
+  const DecodeArgs& a = args.a;
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+  if (static_cast<int>(blockIdx.x) >= a.range_count[1]) return;
+  const Segment segment = a.segments[a.cut_rows[blockIdx.x]];
+  const int pieces = args.kv_heads * args.chunks_per_head * kSplit, piece = blockIdx.y;
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  const std::size_t stride = static_cast<std::size_t>(pieces) * PartialFloats<D, kSplit>();
+  const float* const all = a.partials + segment.first * stride + piece * PartialFloats<D, kSplit>();
+  float result[2 * kTiles] = {}, mass = 0.f, top = -INFINITY;
+  for (int i = warp; i < segment.count; i += kWarps) {
+    const float* const from = all + i * stride;
+    const float2 own = *reinterpret_cast<const float2*>(from + kValues + 2 * t);
+    float4 part[kTiles / 2];
 #pragma unroll
-      for (int i = 0; i < kTiles; ++i) {
-        const float x = result[2 * i] * scale, y = result[2 * i + 1] * scale;
-        if (a.out_type == ElementType::kF32) {
-          *reinterpret_cast<float2*>(static_cast<float*>(a.out) + at + 16 * i) = make_float2(x, y);
-        } else {
-          *reinterpret_cast<std::uint32_t*>(static_cast<std::uint16_t*>(a.out) + at + 16 * i) = PackBf16(x, y);
-        }
-      }
+    for (int c = 0; c < kTiles / 2; ++c) part[c] = reinterpret_cast<const float4*>(from)[c * 32 + lane];
+    if (own.x == -INFINITY) continue;
+    const float new_top = fmaxf(top, own.x);
+    const float keep = Exp2(top - new_top), scale = Exp2(own.x - new_top);
+    top = new_top;
+    mass = fmaf(own.y, scale, mass * keep);
+#pragma unroll
+    for (int c = 0; c < kTiles / 2; ++c) {
+      result[4 * c] = fmaf(part[c].x, scale, result[4 * c] * keep);
+      result[4 * c + 1] = fmaf(part[c].y, scale, result[4 * c + 1] * keep);
+      result[4 * c + 2] = fmaf(part[c].z, scale, result[4 * c + 2] * keep);
+      result[4 * c + 3] = fmaf(part[c].w, scale, result[4 * c + 3] * keep);
     }
   }
+  __shared__ float4 sums[kWarps][kTiles / 2][32];
+  __shared__ float2 states[kWarps][32];
+#pragma unroll
+  for (int c = 0; c < kTiles / 2; ++c) sums[warp][c][lane] = make_float4(result[4 * c], result[4 * c + 1], result[4 * c + 2], result[4 * c + 3]);
+  states[warp][lane] = make_float2(top, mass);
+  __syncthreads();
+  if (warp != 0) return;
+  for (int w = 0; w < kWarps; ++w) top = fmaxf(top, states[w][lane].x);
+#pragma unroll
+  for (int i = 0; i < 2 * kTiles; ++i) result[i] = 0.f;
+  mass = 0.f;
+  for (int w = 0; w < kWarps; ++w) {
+    const float2 own = states[w][lane];
+    if (own.x == -INFINITY) continue;
+    const float scale = Exp2(own.x - top);
+    mass = fmaf(own.y, scale, mass);
+#pragma unroll
+    for (int c = 0; c < kTiles / 2; ++c) {
+      const float4 v = sums[w][c][lane];
+      result[4 * c] = fmaf(v.x, scale, result[4 * c]);
+      result[4 * c + 1] = fmaf(v.y, scale, result[4 * c + 1]);
+      result[4 * c + 2] = fmaf(v.z, scale, result[4 * c + 2]);
+      result[4 * c + 3] = fmaf(v.w, scale, result[4 * c + 3]);
+    }
+  }
+  const int chunk = piece / kSplit, kv_head = chunk / args.chunks_per_head;
+  const int head = (chunk % args.chunks_per_head) * kHeadsPerChunk + t;
+  if (head >= args.group) return;
+  StoreResult<kTiles>(args, segment.row, (kv_head * args.group + head) * D + piece % kSplit * (D / kSplit) + 2 * g, mass, result);
 }
 
 // Dims of the output are split over this many warps, each of which computes all scores, where a warp's registers cannot hold all sums.
@@ -667,6 +716,17 @@ void Launch(const KernelArgs& args, cudaStream_t stream) {
   }
   kernel<<<launch.grid, launch.groups * (launch.consumers + 1) * 32, launch.smem_bytes, stream>>>(args);
   PLIANT_CUDA_CHECK_LAUNCH();
+  if (args.a.max_cut_rows == 0) return;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(args.a.max_cut_rows, args.kv_heads * args.chunks_per_head * Split(D));
+  config.blockDim = dim3(256);
+  config.stream = stream;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  PLIANT_CUDA_CHECK(cudaLaunchKernelEx(&config, MergeKernel<D, Split(D)>, args));
 }
 
 }  // namespace
@@ -707,10 +767,6 @@ Result<DecodeLaunch> DecodeLaunchFor(const DecodeShape& shape) {
 
 std::size_t DecodePartialFloats(const DecodeShape& shape, std::size_t segments) {
   return segments * shape.Chunks() * (kHeadsPerChunk * shape.head_dim + Split(shape.head_dim) * 2 * kHeadsPerChunk);
-}
-
-std::size_t DecodeCounters(const DecodeShape& shape, std::size_t segments) {
-  return kCounterHeader + segments * shape.Chunks() * Split(shape.head_dim);
 }
 
 void LaunchDecodeAttention(const DecodeShape& shape, const DecodeLaunch& launch, const DecodeArgs& args, cudaStream_t stream) {

@@ -27,6 +27,7 @@ void PlanDecode(std::span<const QueryItem> items, std::span<const BlockView> blo
   PLIANT_CHECK(groups >= 1, "a decode plan needs a group of warps");
   plan.segments.clear();
   plan.ranges.clear();
+  plan.cut_rows.clear();
   std::int64_t total = 0, longest = 0;
   for (const QueryItem& item : items) {
     const int count = (item.tokens + kBlockTokens - 1) / kBlockTokens;
@@ -47,7 +48,7 @@ void PlanDecode(std::span<const QueryItem> items, std::span<const BlockView> blo
     if (end == open) return;
     plan.ranges.push_back({open, end - open, plan.segments[open].first_block, plan.segments[open].blocks});
     open = end;
-    limit += static_cast<int>(plan.ranges.size()) < groups ? large : std::max({floor, share / 48, (total - done) / groups});
+    limit += static_cast<int>(plan.ranges.size()) < groups ? large : std::max({floor, share / 32, (total - done) / groups});
   };
   const std::size_t most = MaxRanges(groups);
   for (const QueryItem& item : items) {
@@ -73,6 +74,7 @@ void PlanDecode(std::span<const QueryItem> items, std::span<const BlockView> blo
     }
     const int made = static_cast<int>(plan.segments.size()) - first;
     for (int s = first; s < first + made; ++s) plan.segments[s].count = made;
+    if (made > 1) plan.cut_rows.push_back(first);
   }
   close();
 }

@@ -1,6 +1,6 @@
 // Room: backend/cuda, decode attention. How the work of one launch is cut: the list (query row, block) is divided into ranges; a group
 // of warps takes a range at a time for a run of KV heads, first a large one each, then small ones as they come free. A query row
-// that is cut yields partial results, merged by the warp that finishes last. Built on the host once a step, used by every layer.
+// that is cut yields partial results, merged by a second kernel. Built on the host once a step, used by every layer.
 // Pure, any thread.
 #pragma once
 
@@ -48,6 +48,7 @@ inline constexpr int kMaxRowSegments = 96;
 struct DecodePlan {
   std::vector<Segment> segments;
   std::vector<Range> ranges;
+  std::vector<std::int32_t> cut_rows;  // first segments of rows of more than one
 };
 
 /// `groups`: groups of warps that work at once, at least 1. `plan` is overwritten (its memory is reused).
