@@ -43,6 +43,15 @@ PLIANT_INLINE_AVX512 __m512 SignedBytes(const std::byte* p) {
       _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
 
+/// Hides from the compiler what was stored to `scales`. It would else broadcast every scale from a
+/// register with a permute, on the one port that the look-ups need; a broadcast from memory is
+/// free.
+PLIANT_INLINE_AVX512 const RowScales* FromMemory(const RowScales& scales) {
+  const RowScales* p = &scales;
+  __asm__ volatile("" : "+r"(p) : : "memory");
+  return p;
+}
+
 template <PackedFormat kFormat>
 PLIANT_INLINE_AVX512 void LoadScales(const std::byte* super, const std::byte* block, int half,
                                      RowScales& scales) {
@@ -100,8 +109,9 @@ PLIANT_INLINE_AVX512 void DequantRows(const std::byte* super, const std::byte* b
       rows[r] = RoundPair(_mm512_loadu_ps(p + 64), _mm512_loadu_ps(p));
     }
   } else if constexpr (kTraits.code_bits == 8) {
-    RowScales scales;
-    LoadScales<kFormat>(super, block, half, scales);
+    RowScales stored;
+    LoadScales<kFormat>(super, block, half, stored);
+    const RowScales& scales = *FromMemory(stored);
     constexpr int kSecond = kFormat == PackedFormat::kQ6_K ? 1 : 0;
 #pragma GCC unroll 16
     for (int r = 0; r < 16; ++r) {
@@ -111,8 +121,9 @@ PLIANT_INLINE_AVX512 void DequantRows(const std::byte* super, const std::byte* b
                           _mm512_mul_ps(low, _mm512_set1_ps(scales.d[0][r])));
     }
   } else {
-    RowScales scales;
-    LoadScales<kFormat>(super, block, half, scales);
+    RowScales stored;
+    LoadScales<kFormat>(super, block, half, stored);
+    const RowScales& scales = *FromMemory(stored);
     const __m512 low_codes = CountFrom(-kTraits.zero);
     const __m512i digit = _mm512_set1_epi16(15);
     const __m512i bit4 = _mm512_set1_epi16(16);
@@ -122,16 +133,17 @@ PLIANT_INLINE_AVX512 void DequantRows(const std::byte* super, const std::byte* b
       if constexpr (kTraits.code_bits == 4) {
 #pragma GCC unroll 2
         for (int pair = 0; pair < 2; ++pair) {
-          // One table of 32 words: the values of row r, then those of row r + 1.
+          // One table of 32 words: the values of the upper row of the two, then those of the lower.
           const int r = 4 * g + 2 * pair;
-          const __m512i table = RoundPair(CodeValues<kFormat>(scales, r + 1, low_codes),
-                                          CodeValues<kFormat>(scales, r, low_codes));
-          const __m512i first = _mm512_and_si512(_mm512_srli_epi16(words, 8 * pair), digit);
+          const __m512i table = RoundPair(CodeValues<kFormat>(scales, r, low_codes),
+                                          CodeValues<kFormat>(scales, r + 1, low_codes));
           // (words >> shift & 15) | 16
-          const __m512i second =
-              _mm512_ternarylogic_epi32(_mm512_srli_epi16(words, 8 * pair + 4), digit, bit4, 0xea);
-          rows[r] = _mm512_permutexvar_epi16(first, table);
-          rows[r + 1] = _mm512_permutexvar_epi16(second, table);
+          const __m512i lower =
+              _mm512_ternarylogic_epi32(_mm512_srli_epi16(words, 8 * pair), digit, bit4, 0xea);
+          const __m512i upper = pair == 1 ? _mm512_srli_epi16(words, 12)
+                                          : _mm512_and_si512(_mm512_srli_epi16(words, 4), digit);
+          rows[r] = _mm512_permutexvar_epi16(lower, table);
+          rows[r + 1] = _mm512_permutexvar_epi16(upper, table);
         }
       } else {
         // The fifth bits of rows 16 half .. as words: bit r of word k.

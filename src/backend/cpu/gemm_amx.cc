@@ -34,6 +34,8 @@ namespace {
 
 constexpr std::int64_t kTileBytes = 1024;
 constexpr std::int64_t kPairBytes = 2 * kTileBytes;  // a block's 32 rows of weights
+// Blocks between dequantising and multiplying, so that the stores have reached L1.
+constexpr std::int64_t kLag = 2;
 constexpr std::int64_t kRing = 4;      // blocks in flight between dequantise and multiply
 constexpr std::int64_t kFewRows = 64;  // at most so many take the decode shape
 constexpr std::int64_t kRowBlockBytes = std::int64_t{768} << 10;  // of x that should stay in L2
@@ -191,6 +193,10 @@ PLIANT_INLINE_AMX void FinishFew(const GemmCall& call, const Panel& panel, std::
   }
 }
 
+// The tile intrinsics of GCC 12 do not say that they read memory: without this, stores to what a
+// tile load reads next might be moved behind it.
+inline void StoresAreSeen() { __asm__ volatile("" : : : "memory"); }
+
 PLIANT_INLINE_AMX void ZeroSums() {
   _tile_zero(0);
   _tile_zero(1);
@@ -210,18 +216,19 @@ PLIANT_TARGET_AMX void PanelFew(const GemmCall& call, const Panel& panel, const 
   const std::int64_t right_bytes = kColumnTiles == 0 ? 64 : kTileBytes;
   const std::int64_t right_stride = kColumnTiles == 0 ? 4 : 64;
   ZeroSums();
-  for (std::int64_t b = 0; b < blocks; ++b) {
-    const std::byte* ahead = panel.data + PackedBlockOffset(kFormat, b) + kAhead;
+  for (std::int64_t b = 0; b < blocks + kLag; ++b) {
+    if (b < blocks) {
+      const std::byte* ahead = panel.data + PackedBlockOffset(kFormat, b) + kAhead;
 #pragma GCC unroll 8
-    for (int line = 0; line < kLines; ++line) _mm_prefetch(ahead + 64 * line, _MM_HINT_T0);
-    DequantBlock<kFormat>(panel.data, b, ring + b % kRing * kPairBytes);
-    if (b > 0) {
-      MultiplyLeft<kColumnTiles>(ring + (b - 1) % kRing * kPairBytes, right + (b - 1) * right_bytes,
-                                 right_next, right_stride);
+      for (int line = 0; line < kLines; ++line) _mm_prefetch(ahead + 64 * line, _MM_HINT_T0);
+      DequantBlock<kFormat>(panel.data, b, ring + b % kRing * kPairBytes);
+      StoresAreSeen();
+    }
+    if (b >= kLag) {
+      MultiplyLeft<kColumnTiles>(ring + (b - kLag) % kRing * kPairBytes,
+                                 right + (b - kLag) * right_bytes, right_next, right_stride);
     }
   }
-  MultiplyLeft<kColumnTiles>(ring + (blocks - 1) % kRing * kPairBytes,
-                             right + (blocks - 1) * right_bytes, right_next, right_stride);
   FinishFew<kColumnTiles>(call, panel, 0);
 }
 
@@ -234,6 +241,7 @@ PLIANT_TARGET_AMX void PanelSeveral(const GemmCall& call, const Panel& panel,
   for (std::int64_t b = 0; b < blocks; ++b) {
     DequantBlock<kFormat>(panel.data, b, weights + b * kPairBytes);
   }
+  StoresAreSeen();
   for (std::int64_t row = 0; row < call.rows; row += 32) {
     const std::byte* from = right + row / 16 * right_next;
     ZeroSums();
@@ -263,6 +271,7 @@ PLIANT_TARGET_AMX void RunFew(const GemmCall& call, std::int64_t begin, std::int
   } else {
     PackRight(call, right);
   }
+  StoresAreSeen();
   ConfigureTiles(call.rows == 1 ? 1 : 16);
   for (std::int64_t p = begin; p < end; ++p) {
     const Panel panel = PanelAt(*call.weight, p);
@@ -350,6 +359,8 @@ PLIANT_TARGET_AMX void RunMany(const GemmCall& call, std::int64_t begin, std::in
 #define PLIANT_DEQUANT_PANEL(FORMAT) DequantPanelRight<FORMAT>(panel.data, blocks, scratch)
       PLIANT_SWITCH_FORMAT(panel.segment->format, PLIANT_DEQUANT_PANEL)
 #undef PLIANT_DEQUANT_PANEL
+      StoresAreSeen();
+      StoresAreSeen();
       for (std::int64_t row = first; row < last; row += 32) {
         if (last - row > 16) {
           RowsMany<2>(call, panel, scratch, row);

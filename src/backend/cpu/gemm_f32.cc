@@ -16,6 +16,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace pliant {
 namespace HWY_NAMESPACE {
+namespace {  // other files have kernels of the same names
 namespace hn = hwy::HWY_NAMESPACE;
 
 constexpr std::int64_t kRowBlock = 16;  // rows of x per pass over a panel
@@ -243,6 +244,7 @@ const GemmKernel& Kernel() {
   return kernel;
 }
 
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace pliant
 HWY_AFTER_NAMESPACE();

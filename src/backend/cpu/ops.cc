@@ -12,6 +12,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace pliant {
 namespace HWY_NAMESPACE {
+namespace {  // other files have kernels of the same names
 namespace hn = hwy::HWY_NAMESPACE;
 
 using D = hn::ScalableTag<float>;
@@ -90,6 +91,7 @@ const CpuOps& Ops() {
   return ops;
 }
 
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace pliant
 HWY_AFTER_NAMESPACE();
