@@ -87,14 +87,12 @@ inline void CheckStack() {
 class TextBuilder {
  public:
   void Append(std::string_view text) {
-    if (text.size() > kBatch - pending_) Settle(text.size());
-    pending_ += text.size();
+    Reserve(text.size());
     text_.append(text);
   }
   void Append(char c) { Append(std::string_view(&c, 1)); }
   void Append(std::size_t count, char c) {
-    Settle(count);
-    pending_ += count;
+    Reserve(count);
     text_.append(count, c);
   }
   const std::string& text() const { return text_; }
@@ -104,11 +102,15 @@ class TextBuilder {
 
  private:
   static constexpr std::size_t kBatch = 4096;  // bytes between two looks at the limits
-  void Settle(std::size_t more) {
-    ChargeBytes(pending_);
-    pending_ = 0;
+  // Looks at the limits before `more` bytes are added, but not for every few bytes.
+  void Reserve(std::size_t more) {
+    if (more <= kBatch && pending_ + more <= kBatch) {
+      pending_ += more;
+      return;
+    }
     CheckStringSize(text_.size() + more);
-    if (more > kBatch) ChargeBytes(more);
+    ChargeBytes(pending_ + more);
+    pending_ = 0;
   }
   std::string text_;
   std::size_t pending_ = 0;

@@ -220,13 +220,16 @@ void Evaluator::RunLoop(const Stmt& stmt, const Value& iterable, int depth0, Sco
     loop_name = static_cast<NameId>(found - program_.names.begin());
     if (found == program_.names.end()) loop.reset();
   }
+  // The reference engine takes the `else` branch when no round of the loop came to its end, so also
+  // after a `break`.
   bool any = false;
   for (Value item; loop ? loop->Next(item) : next(item);) {
-    any = true;
     ScopeHolder inner(*this, scope, stmt.has_closure);
     if (loop) inner->Set(loop_name, Value(Type::kLoop, loop));
     Assign(*stmt.target, item, *inner);
-    if (Run(stmt.body, *inner, out) == Flow::kBreak) break;
+    const Flow flow = Run(stmt.body, *inner, out);
+    if (flow == Flow::kBreak) break;
+    any |= flow == Flow::kNormal;
   }
   if (!any && !stmt.otherwise.empty()) {
     ScopeHolder inner(*this, scope, stmt.has_closure);

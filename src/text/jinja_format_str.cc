@@ -352,8 +352,7 @@ class Brace {
     }
     if (index) {
       if (static_cast<std::size_t>(*index) >= args_.positional.size()) {
-        Fail(ErrorKind::kValue, "Replacement index " + std::to_string(*index) +
-                                    " out of range for positional args tuple");
+        Fail(ErrorKind::kValue, "tuple index out of range");
       }
       return args_.positional[static_cast<std::size_t>(*index)];
     }

@@ -400,7 +400,7 @@ class Lexer {
     const char* last = raw.data() + std::min(raw.size(), i + 1 + digits);
     const auto parsed = std::from_chars(first, last, value, 16);
     if (parsed.ec != std::errc() || parsed.ptr != first + digits)
-      FailHere("truncated \\" + std::string(1, raw[i]) + " escape");
+      FailHere("truncated \\" + std::string(1, raw[i]) + std::string(digits, 'X') + " escape");
     if (value > 0x10ffff) FailHere("illegal Unicode character");
     if (value >= 0xd800 && value < 0xe000) FailHere("a string escape names half a surrogate pair");
     AppendUtf8(out, value);

@@ -446,6 +446,12 @@ std::unique_ptr<Stmt> Parser::ParseNamedBlock() {
   stmt->text = ExpectName();
   TakeWord("scoped");
   stmt->required = TakeWord("required");
+  if (IsOp("-")) {
+    FailAt(Current().line,
+           "Block names in Jinja have to be valid Python identifiers and may not contain hyphens, "
+           "use an underscore "
+           "instead.");
+  }
   const bool soft = std::exchange(soft_, false);
   const int loops = std::exchange(loops_, 0);
   {
