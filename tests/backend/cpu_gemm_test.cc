@@ -1,6 +1,7 @@
 // Packed weights and the products over them, against DequantizeRow and plain loops.
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -59,7 +60,10 @@ struct Packed {
     EXPECT_TRUE(result.ok()) << result.status().ToString();
     matrix = std::move(result).value();
     for (const OwnedMatrix& part : parts) {
-      for (std::int64_t r = 0; r < part.host.rows; ++r) rows.push_back(part.Row(r));
+      for (std::int64_t r = 0; r < part.host.rows; ++r) {
+        rows.push_back(part.Row(r));
+        types.push_back(part.host.type);
+      }
     }
   }
   std::vector<OwnedMatrix> parts;
@@ -67,6 +71,7 @@ struct Packed {
   Arena arena;
   PackedMatrix matrix;
   std::vector<std::vector<float>> rows;  // the oracle's weights
+  std::vector<DType> types;              // of each row
 };
 
 // Products of the first `rows` rows of x, out preset to `before`.
@@ -103,6 +108,16 @@ float Rounded(float value, bool to_bf16) {
   return to_bf16 ? Bf16ToFloat(FloatToBf16(value)) : value;
 }
 
+// 4-bit weights round halves away from zero.
+float RoundedHalfAway(float value) {
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(value) + 0x8000u;
+  return std::bit_cast<float>(bits & 0xffff0000u);
+}
+
+bool HasFourBits(DType type) {
+  return type == DType::kQ4_0 || type == DType::kQ4_1 || type == DType::kQ4_K;
+}
+
 // Largest |got - want| over sqrt(sum (w x)^2), the scale of rounding errors, over all elements. The
 // oracle rounds its factors as the kernel does and sums in double.
 double WorstError(const Packed& packed, const KernelCase& kernel, const std::vector<float>& x,
@@ -115,7 +130,10 @@ double WorstError(const Packed& packed, const KernelCase& kernel, const std::vec
   double worst = 0;
   for (std::int64_t n = 0; n < packed.matrix.rows; ++n) {
     std::vector<float> weights = packed.rows[n];
-    for (float& weight : weights) weight = Rounded(weight, to_bf16);
+    for (float& weight : weights) {
+      weight = to_bf16 && HasFourBits(packed.types[n]) ? RoundedHalfAway(weight)
+                                                       : Rounded(weight, to_bf16);
+    }
     for (std::int64_t r = 0; r < rows; ++r) {
       double sum = 0;
       double squares = 1e-30;

@@ -1,8 +1,11 @@
 // Room: backend. Packed blocks to bf16 rows in AVX-512 registers, shared by the AMX and the AVX-512
 // kernels. Include only in files of kernels; call only on machines of level kAvx512.
 //
-// A row of 32 4-bit codes costs one multiply-add for its 16 possible values, half a conversion to
-// bf16 (two rows share one), and one shift and one word permute that looks the 32 codes up.
+// A row of 32 4-bit codes costs five instructions: a multiply-add for its 16 possible values, an
+// add that rounds them to bf16, a multishift and a mask that make byte indices of its codes, and a
+// byte permute that looks the 32 values up. (The word permute and the bf16 conversion take two and
+// three micro-operations, shuffles all; the byte permute takes one.) So 4-bit weights round halves
+// away from zero, the others to even.
 #pragma once
 
 #if defined(__x86_64__)
@@ -14,8 +17,9 @@
 
 #include "backend/cpu/packed_matrix.h"
 
-#define PLIANT_TARGET_AVX512 \
-  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")))
+#define PLIANT_TARGET_AVX512                                                                 \
+  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16,avx2,fma," \
+                        "f16c")))
 #define PLIANT_INLINE_AVX512 PLIANT_TARGET_AVX512 __attribute__((always_inline)) inline
 
 namespace pliant::avx512 {
@@ -43,20 +47,15 @@ PLIANT_INLINE_AVX512 __m512 SignedBytes(const std::byte* p) {
       _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
 
-/// Hides from the compiler what was stored to `scales`. It would else broadcast every scale from a
-/// register with a permute, on the one port that the look-ups need; a broadcast from memory is
-/// free.
-PLIANT_INLINE_AVX512 const RowScales* FromMemory(const RowScales& scales) {
-  const RowScales* p = &scales;
-  __asm__ volatile("" : "+r"(p) : : "memory");
-  return p;
-}
-
+/// For 16 rows of a block. Call it a block or more before DequantRows: values just stored are slow
+/// to broadcast. Nothing to do for float formats.
 template <PackedFormat kFormat>
 PLIANT_INLINE_AVX512 void LoadScales(const std::byte* super, const std::byte* block, int half,
                                      RowScales& scales) {
   const int h = half;
-  if constexpr (kFormat == PackedFormat::kQ6_K) {
+  if constexpr (Traits(kFormat).code_bits > 8) {
+    return;
+  } else if constexpr (kFormat == PackedFormat::kQ6_K) {
     const __m512 d = Halves(super + 32 * h);
     _mm512_store_ps(scales.d[0], _mm512_mul_ps(d, SignedBytes(block + 16 * h)));
     _mm512_store_ps(scales.d[1], _mm512_mul_ps(d, SignedBytes(block + 32 + 16 * h)));
@@ -93,9 +92,92 @@ PLIANT_INLINE_AVX512 __m512 CountFrom(int first) {
   return _mm512_add_ps(count, _mm512_set1_ps(static_cast<float>(first)));
 }
 
-/// Rows 16 half .. 16 half + 15 of a block as bf16, one register a row, columns in order.
+/// Bit positions that VPMULTISHIFTQB takes the bytes of a register from: both bytes of word k get
+/// the eight bits of packed word k that start at bit `first` (counted round the quadword).
+PLIANT_INLINE_AVX512 __m512i FieldsFrom(int first) {
+  const __m512i words = _mm512_set1_epi64(0x3030202010100000);
+  return _mm512_add_epi8(words, _mm512_set1_epi8(static_cast<char>(first)));
+}
+
+/// In the even bytes `even`, in the odd ones even + 1: the two bytes of a bf16 in a table.
+PLIANT_INLINE_AVX512 __m512i BytePair(int even) {
+  return _mm512_set1_epi16(static_cast<short>(even | (even + 1) << 8));
+}
+
+/// Rows 16 half .. of 4-bit codes.
 template <PackedFormat kFormat>
-PLIANT_INLINE_AVX512 void DequantRows(const std::byte* super, const std::byte* block, int half,
+PLIANT_INLINE_AVX512 void DequantDigits(const RowScales& scales, const std::byte* codes, int half,
+                                        __m512i rows[16]) {
+  const __m512 values = CountFrom(-Traits(kFormat).zero);
+  const __m512i half_step = _mm512_set1_epi32(0x8000);
+  // A table is 16 f32; the bf16 of code q lies in its bytes 4 q + 2 and 4 q + 3.
+  const __m512i keep = _mm512_set1_epi8(0x3c);
+  const __m512i pair = BytePair(2);
+  const __m512i fields[4] = {FieldsFrom(-2), FieldsFrom(2), FieldsFrom(6), FieldsFrom(10)};
+#pragma GCC unroll 4
+  for (int g = 0; g < 4; ++g) {
+    const __m512i words = _mm512_loadu_si512(codes + (half * 4 + g) * 64);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const int r = 4 * g + i;
+      const __m512i table =
+          _mm512_add_epi32(_mm512_castps_si512(CodeValues<kFormat>(scales, r, values)), half_step);
+      // (fields & keep) | pair
+      const __m512i index = _mm512_ternarylogic_epi32(
+          _mm512_multishift_epi64_epi8(fields[i], words), keep, pair, 0xea);
+      rows[r] = _mm512_permutexvar_epi8(index, table);
+    }
+  }
+}
+
+/// Rows 16 half .. of 5-bit codes.
+template <PackedFormat kFormat>
+PLIANT_INLINE_AVX512 void DequantFiveBits(const RowScales& scales, const std::byte* codes, int half,
+                                          __m512i rows[16]) {
+  const __m512 low_values = CountFrom(-Traits(kFormat).zero);
+  const __m512 high_values = CountFrom(16 - Traits(kFormat).zero);
+  // A table is 32 bf16, that of code q in bytes 2 q and 2 q + 1.
+  const __m512i keep = _mm512_set1_epi8(0x1e);
+  const __m512i pair = BytePair(0);
+  const __m512i fifth = _mm512_set1_epi8(0x20);
+  // Bits 16 half .. of the 32 words of fifth bits, as 32 words of 16 bits.
+  const int shift = 16 * half;
+  const std::byte* p = codes + 512;
+  const __m512i bits = _mm512_inserti64x4(
+      _mm512_castsi256_si512(
+          _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_loadu_si512(p), shift))),
+      _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_loadu_si512(p + 64), shift)), 1);
+#pragma GCC unroll 16
+  for (int r = 0; r < 16; ++r) {
+    const __m512i words = _mm512_loadu_si512(codes + (half * 4 + r / 4) * 64);
+    const __m512i table = RoundPair(CodeValues<kFormat>(scales, r, high_values),
+                                    CodeValues<kFormat>(scales, r, low_values));
+    const __m512i digit = _mm512_multishift_epi64_epi8(FieldsFrom(r % 4 * 4 - 1), words);
+    const __m512i bit = _mm512_multishift_epi64_epi8(FieldsFrom(r - 5), bits);
+    const __m512i index = _mm512_ternarylogic_epi32(
+        bit, fifth, _mm512_ternarylogic_epi32(digit, keep, pair, 0xea), 0xea);
+    rows[r] = _mm512_permutexvar_epi8(index, table);
+  }
+}
+
+/// Rows 16 half .. of signed bytes.
+template <PackedFormat kFormat>
+PLIANT_INLINE_AVX512 void DequantBytes(const RowScales& scales, const std::byte* codes, int half,
+                                       __m512i rows[16]) {
+  constexpr int kSecond = kFormat == PackedFormat::kQ6_K ? 1 : 0;
+#pragma GCC unroll 16
+  for (int r = 0; r < 16; ++r) {
+    const __m512 low = SignedBytes(codes + (half * 16 + r) * 32);
+    const __m512 high = SignedBytes(codes + (half * 16 + r) * 32 + 16);
+    rows[r] = RoundPair(_mm512_mul_ps(high, _mm512_set1_ps(scales.d[kSecond][r])),
+                        _mm512_mul_ps(low, _mm512_set1_ps(scales.d[0][r])));
+  }
+}
+
+/// Rows 16 half .. 16 half + 15 of a block as bf16, one register a row, columns in order. `scales`
+/// is what LoadScales gave for them.
+template <PackedFormat kFormat>
+PLIANT_INLINE_AVX512 void DequantRows(const RowScales& scales, const std::byte* block, int half,
                                       __m512i rows[16]) {
   constexpr PackedTraits kTraits = Traits(kFormat);
   const std::byte* codes = block + kTraits.scale_bytes;
@@ -109,70 +191,42 @@ PLIANT_INLINE_AVX512 void DequantRows(const std::byte* super, const std::byte* b
       rows[r] = RoundPair(_mm512_loadu_ps(p + 64), _mm512_loadu_ps(p));
     }
   } else if constexpr (kTraits.code_bits == 8) {
-    RowScales stored;
-    LoadScales<kFormat>(super, block, half, stored);
-    const RowScales& scales = *FromMemory(stored);
-    constexpr int kSecond = kFormat == PackedFormat::kQ6_K ? 1 : 0;
-#pragma GCC unroll 16
-    for (int r = 0; r < 16; ++r) {
-      const __m512 low = SignedBytes(codes + (half * 16 + r) * 32);
-      const __m512 high = SignedBytes(codes + (half * 16 + r) * 32 + 16);
-      rows[r] = RoundPair(_mm512_mul_ps(high, _mm512_set1_ps(scales.d[kSecond][r])),
-                          _mm512_mul_ps(low, _mm512_set1_ps(scales.d[0][r])));
-    }
+    DequantBytes<kFormat>(scales, codes, half, rows);
+  } else if constexpr (kTraits.code_bits == 5) {
+    DequantFiveBits<kFormat>(scales, codes, half, rows);
   } else {
-    RowScales stored;
-    LoadScales<kFormat>(super, block, half, stored);
-    const RowScales& scales = *FromMemory(stored);
-    const __m512 low_codes = CountFrom(-kTraits.zero);
-    const __m512i digit = _mm512_set1_epi16(15);
-    const __m512i bit4 = _mm512_set1_epi16(16);
-#pragma GCC unroll 4
-    for (int g = 0; g < 4; ++g) {
-      const __m512i words = _mm512_loadu_si512(codes + (half * 4 + g) * 64);
-      if constexpr (kTraits.code_bits == 4) {
-#pragma GCC unroll 2
-        for (int pair = 0; pair < 2; ++pair) {
-          // One table of 32 words: the values of the upper row of the two, then those of the lower.
-          const int r = 4 * g + 2 * pair;
-          const __m512i table = RoundPair(CodeValues<kFormat>(scales, r, low_codes),
-                                          CodeValues<kFormat>(scales, r + 1, low_codes));
-          // (words >> shift & 15) | 16
-          const __m512i lower =
-              _mm512_ternarylogic_epi32(_mm512_srli_epi16(words, 8 * pair), digit, bit4, 0xea);
-          const __m512i upper = pair == 1 ? _mm512_srli_epi16(words, 12)
-                                          : _mm512_and_si512(_mm512_srli_epi16(words, 4), digit);
-          rows[r] = _mm512_permutexvar_epi16(lower, table);
-          rows[r + 1] = _mm512_permutexvar_epi16(upper, table);
-        }
-      } else {
-        // The fifth bits of rows 16 half .. as words: bit r of word k.
-        const std::byte* fifth = codes + 512;
-        const __m512i bits = _mm512_inserti64x4(
-            _mm512_castsi256_si512(_mm512_cvtepi32_epi16(
-                half == 0 ? _mm512_loadu_si512(fifth)
-                          : _mm512_srli_epi32(_mm512_loadu_si512(fifth), 16))),
-            _mm512_cvtepi32_epi16(half == 0
-                                      ? _mm512_loadu_si512(fifth + 64)
-                                      : _mm512_srli_epi32(_mm512_loadu_si512(fifth + 64), 16)),
-            1);
-        const __m512 high_codes = CountFrom(16 - kTraits.zero);
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) {
-          const int r = 4 * g + i;
-          const __m512i table = RoundPair(CodeValues<kFormat>(scales, r, high_codes),
-                                          CodeValues<kFormat>(scales, r, low_codes));
-          const __m512i bit =
-              r < 4 ? _mm512_slli_epi16(bits, 4 - r) : _mm512_srli_epi16(bits, r - 4);
-          // (bit & 16) | (words >> shift & 15): take `bit` where mask bit 4 is set, else the digit.
-          const __m512i index =
-              _mm512_ternarylogic_epi32(bit4, bit, _mm512_srli_epi16(words, 4 * i), 0xca);
-          rows[r] = _mm512_permutexvar_epi16(index, table);
-        }
-      }
-    }
+    DequantDigits<kFormat>(scales, codes, half, rows);
   }
 }
+
+/// The scales of the block at hand and of the next one, loaded a block ahead.
+template <PackedFormat kFormat>
+class ScaleQueue {
+ public:
+  /// Starts with block 0 of a panel.
+  PLIANT_INLINE_AVX512 explicit ScaleQueue(const std::byte* panel) : panel_(panel) { Load(0); }
+  /// The scales of `block` (both halves), after those of the block before; loads `block` + 1 when
+  /// it is below `blocks`.
+  PLIANT_INLINE_AVX512 const RowScales* Next(std::int64_t block, std::int64_t blocks) {
+    if (block + 1 < blocks) Load(block + 1);
+    // What was stored has to be read from memory: the compiler would else broadcast each scale from
+    // a register with a permute, on the port that the look-ups need.
+    const RowScales* p = scales_[block % 2];
+    __asm__ volatile("" : "+r"(p) : : "memory");
+    return p;
+  }
+
+ private:
+  PLIANT_INLINE_AVX512 void Load(std::int64_t block) {
+    const std::byte* super = panel_ + PackedSuperOffset(kFormat, block);
+    const std::byte* from = panel_ + PackedBlockOffset(kFormat, block);
+    LoadScales<kFormat>(super, from, 0, scales_[block % 2][0]);
+    LoadScales<kFormat>(super, from, 1, scales_[block % 2][1]);
+  }
+
+  const std::byte* panel_;
+  RowScales scales_[2][2];
+};
 
 /// Turns 16 registers of 16 dwords round: dword j of register i goes to dword i of register j.
 PLIANT_INLINE_AVX512 void Transpose16(__m512i r[16]) {

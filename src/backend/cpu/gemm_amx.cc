@@ -23,10 +23,10 @@
 
 #include "backend/cpu/dequant_avx512.h"
 
-#define PLIANT_TARGET_AMX                                                            \
-  __attribute__((                                                                    \
-      target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c,amx-tile," \
-             "amx-bf16")))
+#define PLIANT_TARGET_AMX                                                              \
+  __attribute__((                                                                      \
+      target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16,avx2,fma,f16c," \
+             "amx-tile,amx-bf16")))
 #define PLIANT_INLINE_AMX PLIANT_TARGET_AMX __attribute__((always_inline)) inline
 
 namespace pliant {
@@ -124,12 +124,12 @@ PLIANT_TARGET_AMX void PackRight(const GemmCall& call, std::byte* to) {
 }
 
 template <PackedFormat kFormat>
-PLIANT_INLINE_AMX void DequantBlock(const std::byte* panel, std::int64_t block, std::byte* to) {
-  const std::byte* super = panel + PackedSuperOffset(kFormat, block);
-  const std::byte* from = panel + PackedBlockOffset(kFormat, block);
+PLIANT_INLINE_AMX void DequantBlock(const avx512::RowScales* scales, const std::byte* block,
+                                    std::byte* to) {
+#pragma GCC unroll 2
   for (int half = 0; half < 2; ++half) {
     __m512i rows[16];
-    avx512::DequantRows<kFormat>(super, from, half, rows);
+    avx512::DequantRows<kFormat>(scales[half], block, half, rows);
 #pragma GCC unroll 16
     for (int r = 0; r < 16; ++r) _mm512_store_si512(to + half * kTileBytes + 64 * r, rows[r]);
   }
@@ -216,12 +216,14 @@ PLIANT_TARGET_AMX void PanelFew(const GemmCall& call, const Panel& panel, const 
   const std::int64_t right_bytes = kColumnTiles == 0 ? 64 : kTileBytes;
   const std::int64_t right_stride = kColumnTiles == 0 ? 4 : 64;
   ZeroSums();
+  avx512::ScaleQueue<kFormat> queue(panel.data);
   for (std::int64_t b = 0; b < blocks + kLag; ++b) {
     if (b < blocks) {
       const std::byte* ahead = panel.data + PackedBlockOffset(kFormat, b) + kAhead;
 #pragma GCC unroll 8
       for (int line = 0; line < kLines; ++line) _mm_prefetch(ahead + 64 * line, _MM_HINT_T0);
-      DequantBlock<kFormat>(panel.data, b, ring + b % kRing * kPairBytes);
+      DequantBlock<kFormat>(queue.Next(b, blocks), panel.data + PackedBlockOffset(kFormat, b),
+                            ring + b % kRing * kPairBytes);
       StoresAreSeen();
     }
     if (b >= kLag) {
@@ -238,8 +240,10 @@ PLIANT_TARGET_AMX void PanelSeveral(const GemmCall& call, const Panel& panel,
                                     const std::byte* right, std::byte* weights) {
   const std::int64_t blocks = call.weight->blocks;
   const std::int64_t right_next = blocks * kTileBytes;
+  avx512::ScaleQueue<kFormat> queue(panel.data);
   for (std::int64_t b = 0; b < blocks; ++b) {
-    DequantBlock<kFormat>(panel.data, b, weights + b * kPairBytes);
+    DequantBlock<kFormat>(queue.Next(b, blocks), panel.data + PackedBlockOffset(kFormat, b),
+                          weights + b * kPairBytes);
   }
   StoresAreSeen();
   for (std::int64_t row = 0; row < call.rows; row += 32) {
@@ -295,12 +299,12 @@ PLIANT_TARGET_AMX void RunFew(const GemmCall& call, std::int64_t begin, std::int
 template <PackedFormat kFormat>
 PLIANT_TARGET_AMX void DequantPanelRight(const std::byte* panel, std::int64_t blocks,
                                          std::byte* to) {
+  avx512::ScaleQueue<kFormat> queue(panel);
   for (std::int64_t b = 0; b < blocks; ++b) {
-    const std::byte* super = panel + PackedSuperOffset(kFormat, b);
-    const std::byte* from = panel + PackedBlockOffset(kFormat, b);
+    const avx512::RowScales* scales = queue.Next(b, blocks);
     for (int half = 0; half < 2; ++half) {
       __m512i rows[16];
-      avx512::DequantRows<kFormat>(super, from, half, rows);
+      avx512::DequantRows<kFormat>(scales[half], panel + PackedBlockOffset(kFormat, b), half, rows);
       avx512::Transpose16(rows);
       std::byte* tile = to + b * kPairBytes + half * kTileBytes;
 #pragma GCC unroll 16

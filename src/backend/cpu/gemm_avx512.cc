@@ -20,11 +20,12 @@ constexpr std::int64_t kRowBlock = 16;      // rows of x per pass over a panel: 
 
 template <PackedFormat kFormat>
 PLIANT_TARGET_AVX512 void DequantPanel(const std::byte* panel, std::int64_t blocks, std::byte* to) {
+  avx512::ScaleQueue<kFormat> queue(panel);
   for (std::int64_t b = 0; b < blocks; ++b) {
+    const avx512::RowScales* scales = queue.Next(b, blocks);
     for (int half = 0; half < 2; ++half) {
       __m512i rows[16];
-      avx512::DequantRows<kFormat>(panel + PackedSuperOffset(kFormat, b),
-                                   panel + PackedBlockOffset(kFormat, b), half, rows);
+      avx512::DequantRows<kFormat>(scales[half], panel + PackedBlockOffset(kFormat, b), half, rows);
 #pragma GCC unroll 16
       for (int r = 0; r < 16; ++r) {
         _mm512_store_si512(to + b * kBlockBytes + (half * 16 + r) * 64, rows[r]);
