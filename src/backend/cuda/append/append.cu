@@ -64,8 +64,9 @@ __global__ void __launch_bounds__(kWarps * 32) AppendKernel(const __grid_constan
       if (pair >= a.pairs) continue;
       const float2 angle = a.angles[static_cast<std::int64_t>(row) * a.pairs + pair];
       const float x = low[i], y = high[i];
-      low[i] = x * angle.x - y * angle.y;
-      high[i] = y * angle.x + x * angle.y;
+      // Unfused, so that the codes are those of the oracle bit for bit.
+      low[i] = __fsub_rn(__fmul_rn(x, angle.x), __fmul_rn(y, angle.y));
+      high[i] = __fadd_rn(__fmul_rn(y, angle.x), __fmul_rn(x, angle.y));
     }
     const float* const channel = a.channel + kv_head * D;
     if (is_q) {

@@ -25,13 +25,13 @@ template <int D>
 __global__ void __launch_bounds__(128) GatherKernel(const __grid_constant__ GatherArgs a) {
   constexpr int kWords = 4 * D;  // of a unit's rows
   const int block = blockIdx.x, head = blockIdx.y, is_v = blockIdx.z;
-  const std::uint32_t* const entries = a.blocks + static_cast<std::size_t>(a.sources[block]) * 8;
+  const std::uint32_t* const entries = a.blocks + static_cast<std::size_t>(a.sources[block].x) * 8;
   int planes[2] = {0, 0};
 #pragma unroll
   for (int i = 0; i < 8; ++i) planes[i >> 2] += entries[i] != kAll;
   const bool present = planes[0] > 0 && planes[1] > 0;
   if (head == 0 && is_v == 0 && threadIdx.x == 0) a.present[block] = present;
-  const int own = present ? planes[is_v] : 0;
+  const int own = present ? planes[is_v] : 0, valid = a.sources[block].y;
   const std::size_t unit = a.layer_offset + static_cast<std::size_t>(head) * UnitStride(D);
   __shared__ float scales[32];
   if (threadIdx.x < 32) {
@@ -60,15 +60,17 @@ __global__ void __launch_bounds__(128) GatherKernel(const __grid_constant__ Gath
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const float s = scales[token + 8 * j];
-        const __half2 pair = __floats2half2_rn(own ? Decode(words, own, 8 * j, s) : 0.f, own ? Decode(words, own, 8 * j + 4, s) : 0.f);
+        const bool real = own != 0 && token + 8 * j < valid;  // what was never written may be anything, NaN too
+        const __half2 pair = __floats2half2_rn(real ? Decode(words, own, 8 * j, s) : 0.f, real ? Decode(words, own, 8 * j + 4, s) : 0.f);
         *reinterpret_cast<__half2*>(to + (token + 8 * j) * stride + dim) = pair;
       }
     } else {
       const float s = scales[token];
+      const bool real = own != 0 && token < valid;
       __half2 out[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        out[i] = __floats2half2_rn(own ? Decode(words, own, 8 * i, s) : 0.f, own ? Decode(words, own, 8 * i + 4, s) : 0.f);
+        out[i] = __floats2half2_rn(real ? Decode(words, own, 8 * i, s) : 0.f, real ? Decode(words, own, 8 * i + 4, s) : 0.f);
       }
       *reinterpret_cast<uint4*>(to + token * stride + dim) = *reinterpret_cast<const uint4*>(out);
     }

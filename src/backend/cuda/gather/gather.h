@@ -15,7 +15,7 @@ struct GatherArgs {
   std::size_t page_bytes = 0;
   std::size_t layer_offset = 0;
   const std::uint32_t* blocks = nullptr;   // [..][8], as in DecodeArgs
-  const std::int32_t* sources = nullptr;   // [count] indices into blocks
+  const int2* sources = nullptr;           // [count] x: index into blocks, y: valid tokens; the others read as zero
   int count = 0;                           // blocks to gather; block i fills tokens 32 i .. of the output
   std::uint16_t* k = nullptr;              // fp16 [count * 32][kv_heads][head_dim]; K without its channel scale
   std::uint16_t* v = nullptr;

@@ -1,0 +1,425 @@
+#include "backend/cuda/cuda_backend.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backend/cuda/append/append.h"
+#include "backend/cuda/attention_decode/attention_decode.h"
+#include "backend/cuda/attention_prefill/attention_prefill.h"
+#include "backend/cuda/copies/page_copier.h"
+#include "backend/cuda/cuda_types.h"
+#include "backend/cuda/device_memory.h"
+#include "backend/cuda/gather/gather.h"
+#include "backend/cuda/gemm/gemm.h"
+#include "backend/cuda/page_layout.h"
+#include "backend/cuda/rowwise/rowwise.h"
+#include "backend/cuda/step_inputs.h"
+#include "backend/cuda/weights.h"
+#include "backend/step_check.h"
+
+namespace pliant {
+namespace {
+
+using namespace cuda;  // NOLINT(google-build-using-namespace): the room this file joins together
+
+/// Gathered fp16 K and V of one prefill group stay below this, unless a single sequence needs more.
+constexpr std::size_t kGatherBytes = 256u << 20;
+
+/// [max_rows, cols]; holds f32 or bf16, whatever the op that wrote it last gives.
+struct Tensor {
+  std::int64_t max_rows = 0, cols = 0;
+  DeviceArray<float> data;
+  ElementType type = ElementType::kF32;
+
+  float* F32() {
+    PLIANT_CHECK(type == ElementType::kF32, "this op takes f32, and its input is what a product takes (bf16)");
+    return data.data();
+  }
+  std::uint16_t* Bf16() const { return reinterpret_cast<std::uint16_t*>(data.data()); }
+};
+
+/// Angles of one RopeTable for the rows of the step.
+struct RopeAngles {
+  std::vector<float> inv_freq;
+  DeviceArray<float> device_freq;
+  DeviceArray<float2> angles;
+  bool current = false;  // computed for this step
+};
+
+class CudaBackend final : public Backend {
+ public:
+  CudaBackend(int device, std::unique_ptr<Gemm> gemm) : device_(device), gemm_(std::move(gemm)) {}
+  ~CudaBackend() override {
+    copier_.reset();
+    cudaStreamSynchronize(stream_.get());
+  }
+
+  std::string Name() const override { return "cuda"; }
+  DeviceInfo Info() const override {
+    cudaDeviceProp properties{};
+    PLIANT_CUDA_CHECK(cudaGetDeviceProperties(&properties, device_));
+    DeviceInfo info;
+    info.name = properties.name;
+    PLIANT_CUDA_CHECK(cudaMemGetInfo(&info.memory_free, &info.memory_total));
+    return info;
+  }
+
+  // ---- weights ----
+  Result<MatrixId> AddMatrix(std::span<const HostMatrix> parts) override {
+    PLIANT_ASSIGN_OR_RETURN(DeviceMatrix matrix, UploadMatrix(parts));
+    weight_bytes_ += matrix.data.bytes();
+    matrices_.push_back(std::move(matrix));
+    return MatrixId(static_cast<std::uint32_t>(matrices_.size() - 1));
+  }
+  Result<VectorId> AddVector(std::span<const float> values) override {
+    PLIANT_ASSIGN_OR_RETURN(auto vector, DeviceArray<float>::Make(values.size(), "a weight vector"));
+    Upload<float>(values, vector.data());
+    weight_bytes_ += vector.bytes();
+    vectors_.push_back(std::move(vector));
+    return VectorId(static_cast<std::uint32_t>(vectors_.size() - 1));
+  }
+  std::size_t WeightBytes() const override { return weight_bytes_; }
+
+  // ---- activations ----
+  Result<TensorId> AddTensor(std::int64_t max_rows, std::int64_t cols) override {
+    if (max_rows < 1 || cols < 1 || max_rows > (std::int64_t{1} << 40) / cols) {
+      return InvalidArgument("a tensor of " + std::to_string(max_rows) + " x " + std::to_string(cols));
+    }
+    Tensor tensor{max_rows, cols, {}, ElementType::kF32};
+    PLIANT_ASSIGN_OR_RETURN(tensor.data, DeviceArray<float>::Make(static_cast<std::size_t>(max_rows * cols), "activations"));
+    tensors_.push_back(std::move(tensor));
+    return TensorId(static_cast<std::uint32_t>(tensors_.size() - 1));
+  }
+
+  // ---- KV pages ----
+  std::size_t PageBytes(const KvGeometry& geometry) const override { return geometry.PageBytes(); }
+  Status AllocatePages(const KvGeometry& geometry, std::uint32_t pages) override {
+    if (page_count_ != 0) return InvalidArgument("pages are allocated once");
+    if (geometry.layers < 1 || pages == 0) return InvalidArgument("KV pages need a layer and a page");
+    PLIANT_RETURN_IF_ERROR(DecodeLaunchFor({.kv_heads = geometry.kv_heads, .group = 1, .head_dim = geometry.head_dim}).status());
+    if (pages > static_cast<std::size_t>(-1) / 2 / geometry.PageBytes()) {
+      return OutOfMemory("KV pages: " + std::to_string(pages) + " pages pass the address space");
+    }
+    const std::size_t channels = geometry.Units() * geometry.head_dim;
+    PLIANT_ASSIGN_OR_RETURN(channel_, DeviceArray<float>::Make(channels, "channel scales"));
+    PLIANT_ASSIGN_OR_RETURN(counters_, DeviceArray<std::uint32_t>::Make(kDecodeCounters, "attention counters"));
+    PLIANT_ASSIGN_OR_RETURN(copier_, PageCopier::Make(geometry.PageBytes()));
+    PLIANT_ASSIGN_OR_RETURN(pages_, DeviceArray<std::uint8_t>::Make(pages * geometry.PageBytes(), "KV pages"));
+    Upload<float>(std::vector<float>(channels, 1.f), channel_.data());
+    PLIANT_CUDA_CHECK(cudaMemset(counters_.data(), 0, counters_.bytes()));
+    PLIANT_CUDA_CHECK(cudaDeviceSynchronize());
+    geometry_ = geometry;
+    page_count_ = pages;
+    return {};
+  }
+  Status SetChannelScales(std::span<const float> channel) override {
+    if (channel.empty() || channel.size() != channel_.size()) {
+      return InvalidArgument("channel scales: " + std::to_string(channel.size()) + " values, " + std::to_string(channel_.size()) + " expected");
+    }
+    for (const float value : channel) {
+      if (!(value > 0) || !std::isfinite(value)) return InvalidArgument("channel scales: every value must be finite and above 0");
+    }
+    stream_.Synchronize();
+    Upload<float>(channel, channel_.data());
+    return {};
+  }
+  void StartKeyMaxima() override {
+    auto maxima = DeviceArray<float>::Make(channel_.size(), "key maxima");
+    PLIANT_CHECK(maxima.ok(), maxima.status().message());
+    key_maxima_ = std::move(maxima).value();
+    PLIANT_CUDA_CHECK(cudaMemsetAsync(key_maxima_.data(), 0, key_maxima_.bytes(), stream_.get()));
+  }
+  std::vector<float> TakeKeyMaxima() override {
+    std::vector<float> maxima(key_maxima_.size());
+    stream_.Synchronize();
+    Download<float>(key_maxima_.data(), maxima);
+    key_maxima_ = {};
+    return maxima;
+  }
+
+  // ---- one step ----
+  Status BeginStep(const StepBatch& batch) override {
+    PLIANT_RETURN_IF_ERROR(CheckStepBatch(batch, page_count_));
+    const std::size_t block_bytes = GatheredBlockElements() * sizeof(std::uint16_t) * 2;
+    PLIANT_RETURN_IF_ERROR(inputs_.Begin(batch, std::max<std::size_t>(1, kGatherBytes / block_bytes), stream_));
+    const std::size_t gathered = static_cast<std::size_t>(inputs_.gathered_blocks());
+    if (gathered > present_.size()) {
+      PLIANT_ASSIGN_OR_RETURN(gathered_k_, DeviceArray<std::uint16_t>::Make(gathered * GatheredBlockElements(), "gathered K"));
+      PLIANT_ASSIGN_OR_RETURN(gathered_v_, DeviceArray<std::uint16_t>::Make(gathered * GatheredBlockElements(), "gathered V"));
+      PLIANT_ASSIGN_OR_RETURN(present_, DeviceArray<std::uint8_t>::Make(gathered, "gathered blocks"));
+    }
+    logit_columns_ = 0;
+    planned_heads_ = 0;
+    for (RopeAngles& rope : ropes_) rope.current = false;
+    return {};
+  }
+
+  void Embed(MatrixId table, TensorId out) override {
+    const DeviceMatrix& matrix = matrices_.at(table.value());
+    PLIANT_CHECK(matrix.cols % 2 == 0, "an embedding's columns are even");
+    Tensor& to = Writable(out, matrix.cols, ElementType::kF32);
+    LaunchEmbed(matrix.data.data(), inputs_.tokens(), inputs_.rows(), static_cast<int>(matrix.cols), to.data.data(), stream_.get());
+  }
+
+  void RmsNorm(TensorId x, VectorId weight, float eps, TensorId out) override {
+    Tensor& from = tensors_.at(x.value());
+    const float* data = from.F32();
+    Tensor& to = Writable(out, from.cols, x == out ? ElementType::kF32 : ElementType::kBf16);
+    LaunchRmsNorm(data, nullptr, vectors_.at(weight.value()).data(), eps, inputs_.rows(), static_cast<int>(from.cols), to.data.data(), to.type,
+                  stream_.get());
+  }
+
+  void MatMul(TensorId x, MatrixId weight, VectorId bias, TensorId out, bool accumulate) override {
+    const DeviceMatrix& matrix = matrices_.at(weight.value());
+    const Tensor& from = tensors_.at(x.value());
+    PLIANT_CHECK(from.cols == matrix.cols, "x and weight disagree");
+    Tensor& to = tensors_.at(out.value());
+    PLIANT_CHECK(to.cols == matrix.rows && (!accumulate || to.type == ElementType::kF32), "a product and what it is added to disagree");
+    to.type = ElementType::kF32;
+    gemm_->Run(AsBf16(from), matrix.data.data(), bias.valid() ? vectors_.at(bias.value()).data() : nullptr, inputs_.rows(), matrix.rows, matrix.cols,
+               to.data.data(), accumulate, stream_.get());
+  }
+
+  void QkvToCache(const QkvParams& params, const RopeTable& rope, TensorId qkv) override {
+    Tensor& data = tensors_.at(qkv.value());
+    PLIANT_CHECK(params.heads % geometry_.kv_heads == 0 && data.cols == static_cast<std::int64_t>(params.heads + 2 * geometry_.kv_heads) * geometry_.head_dim,
+                 "a QKV product does not fit the cache's heads");
+    const std::size_t layer_channels = static_cast<std::size_t>(params.layer) * geometry_.kv_heads * geometry_.head_dim;
+    const RopeAngles& angles = AnglesFor(rope);
+    AppendArgs args;
+    args.rows = inputs_.rows();
+    args.heads = params.heads;
+    args.kv_heads = geometry_.kv_heads;
+    args.head_dim = geometry_.head_dim;
+    args.qkv = data.F32();
+    args.q_norm = OptionalVector(params.q_norm);
+    args.k_norm = OptionalVector(params.k_norm);
+    args.norm_eps = params.norm_eps;
+    args.angles = angles.angles.data();
+    args.pairs = static_cast<int>(angles.inv_freq.size());
+    args.channel = channel_.data() + layer_channels;
+    args.key_maxima = key_maxima_.data() == nullptr ? nullptr : key_maxima_.data() + layer_channels;
+    args.pages = pages_.data();
+    args.page_bytes = geometry_.PageBytes();
+    args.layer_offset = UnitOffset(geometry_.kv_heads, geometry_.head_dim, params.layer, 0);
+    args.blocks = inputs_.blocks();
+    args.slots = inputs_.slots();
+    LaunchAppend(args, stream_.get());
+  }
+
+  void Attention(int layer, int heads, float softmax_scale, TensorId qkv, TensorId out) override {
+    Tensor& q = tensors_.at(qkv.value());
+    const float* q_data = q.F32();
+    Tensor& to = Writable(out, static_cast<std::int64_t>(heads) * geometry_.head_dim, ElementType::kBf16);
+    const std::size_t layer_offset = UnitOffset(geometry_.kv_heads, geometry_.head_dim, layer, 0);
+    if (inputs_.has_decode()) {
+      const DecodeShape shape{geometry_.kv_heads, heads / geometry_.kv_heads, geometry_.head_dim};
+      PrepareDecode(shape);
+      DecodeArgs args;
+      args.pages = pages_.data();
+      args.page_bytes = geometry_.PageBytes();
+      args.layer_offset = layer_offset;
+      args.blocks = inputs_.blocks();
+      args.q = q_data;
+      args.q_stride = q.cols;
+      args.out = to.data.data();
+      args.out_stride = to.cols;
+      args.out_type = to.type;
+      args.softmax_scale = softmax_scale;
+      args.partials = partials_.data();
+      args.counters = counters_.data();
+      inputs_.SetPlan(args);
+      LaunchDecodeAttention(shape, launch_, args, stream_.get());
+    }
+    for (const PrefillGroup& group : inputs_.prefill()) {
+      GatherArgs gather;
+      gather.kv_heads = geometry_.kv_heads;
+      gather.head_dim = geometry_.head_dim;
+      gather.pages = pages_.data();
+      gather.page_bytes = geometry_.PageBytes();
+      gather.layer_offset = layer_offset;
+      gather.blocks = inputs_.blocks();
+      gather.sources = inputs_.sources() + group.first_source;
+      gather.count = group.sources;
+      gather.k = gathered_k_.data();
+      gather.v = gathered_v_.data();
+      gather.present = present_.data();
+      LaunchGather(gather, stream_.get());
+      PrefillArgs prefill;
+      prefill.heads = heads;
+      prefill.kv_heads = geometry_.kv_heads;
+      prefill.head_dim = geometry_.head_dim;
+      prefill.tiles = inputs_.tiles() + group.first_tile;
+      prefill.tile_count = group.tiles;
+      prefill.q = q_data;
+      prefill.q_stride = q.cols;
+      prefill.k = gathered_k_.data();
+      prefill.v = gathered_v_.data();
+      prefill.present = present_.data();
+      prefill.out = to.data.data();
+      prefill.out_stride = to.cols;
+      prefill.out_type = to.type;
+      prefill.softmax_scale = softmax_scale;
+      LaunchPrefillAttention(prefill, stream_.get());
+    }
+  }
+
+  void SiluMul(TensorId gate_up, TensorId out) override {
+    Tensor& from = tensors_.at(gate_up.value());
+    const float* data = from.F32();
+    Tensor& to = Writable(out, from.cols / 2, ElementType::kBf16);
+    LaunchSiluMul(data, inputs_.rows(), static_cast<int>(from.cols / 2), to.Bf16(), stream_.get());
+  }
+
+  void Logits(TensorId x, VectorId norm, float eps, MatrixId weight) override {
+    const DeviceMatrix& matrix = matrices_.at(weight.value());
+    Tensor& from = tensors_.at(x.value());
+    const std::int64_t count = inputs_.logit_count();
+    PLIANT_CHECK(from.cols == matrix.cols, "x and the output matrix disagree");
+    logit_columns_ = matrix.rows;
+    if (count == 0) return;
+    Grow(scratch_, count * from.cols, "logit rows");
+    Grow(logits_, count * matrix.rows, "logits");
+    if (host_logits_.size() < static_cast<std::size_t>(count * matrix.rows)) {
+      auto memory = PinnedArray<float>::Make(count * matrix.rows, "logits");
+      PLIANT_CHECK(memory.ok(), memory.status().message());
+      host_logits_ = std::move(memory).value();
+    }
+    LaunchRmsNorm(from.F32(), inputs_.logit_rows(), vectors_.at(norm.value()).data(), eps, static_cast<int>(count), static_cast<int>(from.cols),
+                  scratch_.data(), ElementType::kBf16, stream_.get());
+    gemm_->Run(scratch_.data(), matrix.data.data(), nullptr, count, matrix.rows, matrix.cols, logits_.data(), false, stream_.get());
+    PLIANT_CUDA_CHECK(cudaMemcpyAsync(host_logits_.data(), logits_.data(), count * matrix.rows * sizeof(float), cudaMemcpyDeviceToHost, stream_.get()));
+  }
+
+  Status EndStep() override {
+    stream_.Synchronize();
+    return {};
+  }
+  std::span<const float> LogitRows() const override {
+    return {host_logits_.data(), static_cast<std::size_t>(logit_columns_) * inputs_.logit_count()};
+  }
+
+  // ---- page copies ----
+  CopyTicket CopyOut(std::span<const PageCopy> copies) override { return Copy(PageCopier::Direction::kOut, copies); }
+  CopyTicket CopyIn(std::span<const PageCopy> copies) override { return Copy(PageCopier::Direction::kIn, copies); }
+  CopyState Poll(CopyTicket ticket) override { return copier_->Poll(ticket); }
+  CopyState Wait(CopyTicket ticket) override { return copier_->Wait(ticket); }
+
+ private:
+  std::size_t GatheredBlockElements() const { return static_cast<std::size_t>(kBlockTokens) * std::max(1, geometry_.kv_heads * geometry_.head_dim); }
+  const float* OptionalVector(VectorId id) const { return id.valid() ? vectors_.at(id.value()).data() : nullptr; }
+
+  Tensor& Writable(TensorId id, std::int64_t cols, ElementType type) {
+    Tensor& tensor = tensors_.at(id.value());
+    PLIANT_CHECK(tensor.cols == cols && tensor.max_rows >= inputs_.rows(), "an op's result does not fit its tensor");
+    tensor.type = type;
+    return tensor;
+  }
+
+  /// Scratch grows to what the largest step needs; the queue is empty of users only after a synchronisation.
+  template <typename T>
+  void Grow(DeviceArray<T>& array, std::int64_t count, std::string_view what) {
+    if (array.size() >= static_cast<std::size_t>(count)) return;
+    stream_.Synchronize();
+    auto memory = DeviceArray<T>::Make(static_cast<std::size_t>(count), what);
+    PLIANT_CHECK(memory.ok(), memory.status().message());
+    array = std::move(memory).value();
+  }
+
+  const std::uint16_t* AsBf16(const Tensor& tensor) {
+    if (tensor.type == ElementType::kBf16) return tensor.Bf16();
+    const std::int64_t count = inputs_.rows() * tensor.cols;
+    Grow(scratch_, count, "bf16 activations");
+    LaunchToBf16(tensor.data.data(), count, scratch_.data(), stream_.get());
+    return scratch_.data();
+  }
+
+  const RopeAngles& AnglesFor(const RopeTable& rope) {
+    auto it = std::find_if(ropes_.begin(), ropes_.end(), [&](const RopeAngles& r) { return r.inv_freq == rope.inv_freq; });
+    if (it == ropes_.end()) {
+      PLIANT_CHECK(rope.inv_freq.size() * 2 <= static_cast<std::size_t>(geometry_.head_dim), "RoPE over more dims than a head has");
+      RopeAngles angles;
+      angles.inv_freq = rope.inv_freq;
+      Grow(angles.device_freq, static_cast<std::int64_t>(rope.inv_freq.size()), "RoPE frequencies");
+      Upload<float>(rope.inv_freq, angles.device_freq.data());
+      ropes_.push_back(std::move(angles));
+      it = ropes_.end() - 1;
+    }
+    if (!it->current) {
+      const int pairs = static_cast<int>(it->inv_freq.size());
+      Grow(it->angles, static_cast<std::int64_t>(inputs_.rows()) * pairs, "RoPE angles");
+      LaunchRopeAngles(inputs_.positions(), inputs_.rows(), it->device_freq.data(), pairs, it->angles.data(), stream_.get());
+      it->current = true;
+    }
+    return *it;
+  }
+
+  void PrepareDecode(const DecodeShape& shape) {
+    const int heads = shape.group * shape.kv_heads;
+    if (planned_heads_ == heads) return;
+    PLIANT_CHECK(planned_heads_ == 0, "all layers of a step have the same number of query heads");
+    planned_heads_ = heads;
+    auto launch = DecodeLaunchFor(shape);
+    PLIANT_CHECK(launch.ok(), launch.status().message());
+    launch_ = *launch;
+    const Status planned = inputs_.PlanAttention(launch_, stream_);
+    PLIANT_CHECK(planned.ok(), planned.message());
+    Grow(partials_, static_cast<std::int64_t>(DecodePartialFloats(shape, inputs_.planned_segments())), "attention partials");
+  }
+
+  CopyTicket Copy(PageCopier::Direction direction, std::span<const PageCopy> copies) {
+    PLIANT_CHECK(copier_ != nullptr, "pages are allocated before they are copied");
+    if (!CheckCopies(copies, page_count_).ok()) return copier_->Refuse();
+    std::vector<PageCopier::Piece> pieces;
+    pieces.reserve(copies.size());
+    for (const PageCopy& copy : copies) pieces.push_back({pages_.data() + copy.page.value() * geometry_.PageBytes(), copy.host});
+    return copier_->Start(direction, std::move(pieces), stream_);
+  }
+
+  int device_ = 0;
+  Stream stream_;
+  std::unique_ptr<Gemm> gemm_;
+  std::vector<DeviceMatrix> matrices_;
+  std::vector<DeviceArray<float>> vectors_;
+  std::vector<Tensor> tensors_;
+  std::size_t weight_bytes_ = 0;
+
+  KvGeometry geometry_;
+  std::uint32_t page_count_ = 0;
+  DeviceArray<std::uint8_t> pages_;
+  DeviceArray<float> channel_, key_maxima_;
+  std::unique_ptr<PageCopier> copier_;
+
+  StepInputs inputs_;
+  std::vector<RopeAngles> ropes_;
+  DecodeLaunch launch_;
+  int planned_heads_ = 0;
+  DeviceArray<float> partials_;
+  DeviceArray<std::uint32_t> counters_;
+  DeviceArray<std::uint16_t> gathered_k_, gathered_v_;
+  DeviceArray<std::uint8_t> present_;
+  DeviceArray<std::uint16_t> scratch_;
+  DeviceArray<float> logits_;
+  PinnedArray<float> host_logits_;
+  std::int64_t logit_columns_ = 0;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Backend>> MakeCudaBackend(const CudaOptions& options) {
+  if (!DeviceAvailable()) return Unavailable("no usable CUDA device");
+  int count = 0;
+  PLIANT_CUDA_CHECK(cudaGetDeviceCount(&count));
+  if (options.device < 0 || options.device >= count) {
+    return InvalidArgument("CUDA device " + std::to_string(options.device) + " of " + std::to_string(count));
+  }
+  PLIANT_CUDA_CHECK(cudaSetDevice(options.device));
+  PLIANT_ASSIGN_OR_RETURN(auto gemm, Gemm::Make());
+  return std::unique_ptr<Backend>(std::make_unique<CudaBackend>(options.device, std::move(gemm)));
+}
+
+}  // namespace pliant

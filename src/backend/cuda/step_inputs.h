@@ -1,0 +1,81 @@
+// Room: backend/cuda. What a step's kernels need to know, laid out in one pinned buffer and sent to the device in one copy: tokens,
+// positions, cache slots, the block table, and how attention is divided between the decode kernel (sequences of few new rows) and the
+// prefill kernel. Owned by the engine thread.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "backend/backend.h"
+#include "backend/cuda/attention_decode/attention_decode.h"
+#include "backend/cuda/attention_prefill/attention_prefill.h"
+#include "backend/cuda/device_memory.h"
+
+namespace pliant::cuda {
+
+/// Sequences of at most so many new rows are worked by the decode kernel, row by row.
+inline constexpr int kDecodeRows = 4;
+
+/// Sequences whose K and V are gathered together.
+struct PrefillGroup {
+  int first_source = 0, sources = 0;  // blocks
+  int first_tile = 0, tiles = 0;
+};
+
+class StepInputs {
+ public:
+  /// Sends a checked batch. `group_blocks`: gathered blocks a prefill group may have, unless one sequence needs more.
+  Status Begin(const StepBatch& batch, std::size_t group_blocks, const Stream& stream);
+  /// Cuts the decode rows for this launch and sends the plan. Once a step.
+  Status PlanAttention(const DecodeLaunch& launch, const Stream& stream);
+
+  const std::int32_t* tokens() const { return At<std::int32_t>(tokens_at_); }
+  const std::int32_t* positions() const { return At<std::int32_t>(positions_at_); }
+  const std::int32_t* slots() const { return At<std::int32_t>(slots_at_); }
+  const std::int32_t* logit_rows() const { return At<std::int32_t>(logit_rows_at_); }
+  const std::uint32_t* blocks() const { return At<std::uint32_t>(blocks_at_); }
+  const int2* sources() const { return At<int2>(sources_at_); }
+  const PrefillTile* tiles() const { return At<PrefillTile>(tiles_at_); }
+  int rows() const { return rows_; }
+  int logit_count() const { return logit_count_; }
+  const std::vector<PrefillGroup>& prefill() const { return groups_; }
+  /// Blocks of the largest group.
+  int gathered_blocks() const { return gathered_blocks_; }
+  bool has_decode() const { return !items_.empty(); }
+
+  /// After PlanAttention: sets what of `args` belongs to the plan.
+  void SetPlan(DecodeArgs& args) const;
+  std::size_t planned_segments() const { return plan_.segments.size(); }
+
+ private:
+  /// A pinned buffer and its copy on the device.
+  struct Mirror {
+    PinnedArray<std::byte> host;
+    DeviceArray<std::byte> device;
+    std::size_t used = 0;
+    Status Reserve(std::size_t bytes);
+    template <typename T>
+    std::size_t Put(std::span<const T> values);
+    void Send(const Stream& stream) const;
+  };
+  template <typename T>
+  const T* At(std::size_t offset) const {
+    return reinterpret_cast<const T*>(step_.device.data() + offset);
+  }
+
+  Mirror step_, plan_mirror_;
+  std::size_t tokens_at_ = 0, positions_at_ = 0, slots_at_ = 0, logit_rows_at_ = 0, blocks_at_ = 0, sources_at_ = 0, tiles_at_ = 0;
+  std::size_t segments_at_ = 0, ranges_at_ = 0, counts_at_ = 0, cut_rows_at_ = 0;
+  int rows_ = 0, logit_count_ = 0, gathered_blocks_ = 0;
+  std::span<const BlockView> block_views_;  // the batch's, borrowed until EndStep
+  std::vector<QueryItem> items_;
+  std::vector<PrefillGroup> groups_;
+  std::vector<int2> source_list_;
+  std::vector<PrefillTile> tile_list_;
+  std::vector<std::int32_t> slot_list_;
+  DecodePlan plan_;
+};
+
+}  // namespace pliant::cuda
