@@ -176,8 +176,8 @@ void Controller::Commit(Draft& draft) {
 }
 
 /// Brings blocks lower than `above` up to `to`: the request that misses most first, in it the
-/// youngest block first.
-std::int64_t Controller::RestoreDown(Level above, Level to, std::int64_t pages) {
+/// youngest block first. False when pages, rate or this step's share of work are used up.
+bool Controller::RestoreDown(Level above, Level to, std::int64_t keep) {
   heap_.clear();
   for (Sequence* s : kv_.active()) {
     bool any = false;
@@ -200,26 +200,29 @@ std::int64_t Controller::RestoreDown(Level above, Level to, std::int64_t pages) 
       }
       at_end = false;
       if (block.residency != Residency::kDevice || block.level <= above) continue;
-      const int cost = PagesOf(to) - PagesOf(block.level);
-      if (cost > pages || started >= kMaxRestoresPerStep || ++visits > kMaxVisitsPerStep ||
-          kv_.restore_allowance() <
-              static_cast<double>(cost) * static_cast<double>(kv_.page_bytes())) {
-        return 0;
+      if (++visits > kMaxVisitsPerStep || started >= kMaxRestoresPerStep) return false;
+      const std::int64_t cost = PagesOf(to) - PagesOf(block.level);
+      if (kv_.restore_allowance() <
+          static_cast<double>(cost) * static_cast<double>(kv_.page_bytes()))
+        return false;
+      if (kv_.pool().free() + kv_.idle_pages() < keep + cost) return false;
+      if (!kv_.MayRestore(block, to)) continue;
+      if (kv_.pool().free() < keep + cost) {
+        Draft& draft = NewDraft();
+        MakeRoom(draft, keep + cost, kv_.pool().fenced(), Rung::kCache);
+        Commit(draft);
+        if (kv_.pool().free() < keep + cost) return false;
       }
-      if (kv_.StartRestore(block, to)) {
-        pages -= cost;
-        ++started;
-      }
+      started += kv_.StartRestore(block, to);
     }
   }
-  return pages;
+  return true;
 }
 
-void Controller::Restore(std::int64_t pages) {
-  if (!kv_.planes_bend() || kv_.lowered_blocks() == 0 || pages <= 0) return;
+void Controller::Restore(std::int64_t keep) {
+  if (!kv_.planes_bend() || kv_.lowered_blocks() == 0) return;
   const Level base = std::max(kBaseLevel, kv_.ceiling());
-  pages = RestoreDown(base, base, pages);
-  if (pages > 0) RestoreDown(kv_.ceiling(), kv_.ceiling(), pages);
+  if (RestoreDown(base, base, keep)) RestoreDown(kv_.ceiling(), kv_.ceiling(), keep);
 }
 
 void Controller::DemoteAll() {

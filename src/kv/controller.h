@@ -54,8 +54,9 @@ class Controller {
   /// Takes the measures.
   void Commit(Draft& draft);
 
-  /// Starts background restores, deepest levels first, with at most `pages` pages.
-  void Restore(std::int64_t pages);
+  /// Starts background restores, deepest levels first, as long as `keep` pages stay free. Idle
+  /// cached blocks make room for them (rung 2 stands before rung 3).
+  void Restore(std::int64_t keep);
   /// As if memory were short without end: everything goes as low as it may
   /// (KvOptions::always_demote).
   void DemoteAll();
@@ -72,7 +73,7 @@ class Controller {
   void IdlePlanes(Draft& draft, std::int64_t short_by);
   void IdleWhole(Draft& draft, std::int64_t short_by);
   void Lower(Draft& draft, Level to, Reason reason, std::int64_t short_by);
-  std::int64_t RestoreDown(Level above, Level to, std::int64_t pages);
+  bool RestoreDown(Level above, Level to, std::int64_t keep);
 
   KvManager& kv_;
   Draft draft_;

@@ -5,6 +5,17 @@
 
 namespace pliant {
 
+void KvManager::CorruptStoreForTest() {
+  for (Block& b : blocks_) {
+    if (!b.live || b.copying != Copying::kNone) continue;
+    for (const auto* slots : {&b.k_slot, &b.v_slot}) {
+      for (SlotId slot : *slots) {
+        if (slot.valid()) store_->CorruptForTest(slot);
+      }
+    }
+  }
+}
+
 void KvManager::Audit() const {
   std::vector<std::uint8_t> page_seen(pool_.total());
   std::int64_t owned = 0;

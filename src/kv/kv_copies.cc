@@ -328,18 +328,21 @@ int KvManager::PagesToReady(std::span<Block* const> blocks, Level floor) const {
   return pages;
 }
 
-bool KvManager::StartRestore(Block& block, Level level) {
+bool KvManager::MayRestore(const Block& block, Level level) const {
   if (block.residency != Residency::kDevice || block.level <= level ||
       block.copying != Copying::kNone)
     return false;
   if (block.copy_bad || block.bring_failures >= kMaxCopyFailures || !copies_.HasRoom())
     return false;
   if (block.changed_step + static_cast<std::uint64_t>(options_.dwell_steps) > step_) return false;
-  const auto bytes =
-      static_cast<double>((PagesOf(level) - PagesOf(block.level)) * static_cast<int>(page_bytes_));
-  if (restore_allowance_ < bytes) return false;
-  if (!StartBring(block, level, true)) return false;
-  restore_allowance_ -= bytes;
+  return restore_allowance_ >= static_cast<double>(PagesOf(level) - PagesOf(block.level)) *
+                                   static_cast<double>(page_bytes_);
+}
+
+bool KvManager::StartRestore(Block& block, Level level) {
+  const int pages = PagesOf(level) - PagesOf(block.level);
+  if (!MayRestore(block, level) || !StartBring(block, level, true)) return false;
+  restore_allowance_ -= static_cast<double>(pages) * static_cast<double>(page_bytes_);
   return true;
 }
 

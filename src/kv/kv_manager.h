@@ -136,6 +136,7 @@ class KvManager {
   int SlotsToOffload(const Sequence& sequence) const;
   std::int64_t StoreSlotsAvailable()
       const;  // free, or held by blocks that only the prefix cache knows
+  std::int64_t idle_pages() const { return idle_pages_; }  // held only by the prefix cache
   /// Pages that will be free when copies and steps under way have ended.
   std::int64_t PagesComing() const {
     return static_cast<std::int64_t>(pool_.fenced()) + pages_leaving_ + pages_abandoned_;
@@ -151,7 +152,9 @@ class KvManager {
   bool CopiesUnderWay() const { return !copies_.Idle(); }
   /// Bytes of background restores that the rate allows now.
   double restore_allowance() const { return restore_allowance_; }
-  /// A background restore to `level`, if pages, rate and state allow it.
+  /// Do state, dwell time, rate and copies under way allow a background restore to `level`?
+  bool MayRestore(const Block& block, Level level) const;
+  /// Starts one if so and if pages are free.
   bool StartRestore(Block& block, Level level);
   std::int64_t lowered_blocks() const {
     return lowered_blocks_;
@@ -180,6 +183,8 @@ class KvManager {
   std::span<Sequence* const> active() const { return active_; }
   Level idle_floor() const { return idle_floor_; }  // how low idle cached blocks may go
 
+  /// For tests: spoils whatever the exact store holds.
+  void CorruptStoreForTest();
   /// Every invariant of the room, in O(everything); stops the process when one is broken.
   void Audit() const;
 

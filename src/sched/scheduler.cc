@@ -165,6 +165,24 @@ std::optional<RequestKvFacts> Scheduler::Facts(RequestId id) const {
   return std::nullopt;
 }
 
+std::string_view Scheduler::StateOf(RequestId id) const {
+  const Request* r = impl_->Find(id);
+  if (r == nullptr) return "gone";
+  switch (r->state) {
+    case Request::State::kWaiting:
+      return "waiting";
+    case Request::State::kLoading:
+      return "loading";
+    case Request::State::kRunning:
+      return "running";
+    case Request::State::kOffloading:
+      return "offloading";
+    case Request::State::kOffloaded:
+      return "offloaded";
+  }
+  return "gone";
+}
+
 SchedStats Scheduler::Stats() const {
   SchedStats stats = impl_->stats;
   stats.running = static_cast<std::int64_t>(impl_->running.size());

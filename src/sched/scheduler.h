@@ -16,6 +16,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "base/clock.h"
@@ -70,6 +71,9 @@ class Scheduler {
   std::vector<SchedEvent> TakeEvents();
   /// Of a live request, or of one that ended since the last Plan(); nothing for others.
   std::optional<RequestKvFacts> Facts(RequestId id) const;
+
+  /// "waiting", "loading", "running", "offloading" or "offloaded"; "gone" for others.
+  std::string_view StateOf(RequestId id) const;
 
   SchedStats Stats() const;
   /// Largest prompt + output that Add takes: the smaller of max_context and what the pool holds at

@@ -1,0 +1,43 @@
+// Runs every tests/scenarios/*.kvtest, as written and again under each hostile setting.
+#include "sched/support/scenario.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+
+namespace pliant::testing {
+namespace {
+
+std::vector<std::string> Files() {
+  std::vector<std::string> files;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(PLIANT_SOURCE_DIR "/tests/scenarios")) {
+    if (entry.path().extension() == ".kvtest") files.push_back(entry.path().string());
+  }
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+class ScenarioTest : public ::testing::TestWithParam<std::tuple<std::string, Hostile>> {};
+
+TEST_P(ScenarioTest, Holds) {
+  const auto& [path, hostile] = GetParam();
+  Scenario(path, hostile).Run();
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ScenarioTest,
+                         ::testing::Combine(::testing::ValuesIn(Files()),
+                                            ::testing::ValuesIn(HostileSettings())),
+                         [](const auto& info) {
+                           std::string name =
+                               std::filesystem::path(std::get<0>(info.param)).stem().string() +
+                               "__" + std::get<1>(info.param).name;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+TEST(Scenarios, ThereAreAtLeastForty) { EXPECT_GE(Files().size(), 40u); }
+
+}  // namespace
+}  // namespace pliant::testing
