@@ -1,5 +1,6 @@
 #include "text/chat_template.h"
 
+#include <algorithm>
 #include <new>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -10,6 +11,10 @@
 
 namespace pliant {
 namespace {
+
+// What recursion over source and values can bear on a thread with the usual 8 MiB of stack, with
+// room for sanitizers.
+constexpr int kMaxDepth = 400;
 
 Status ToStatus(const jinja::Failure& failure, int line) {
   // What the template itself says is passed on as it is; the rest needs the place.
@@ -37,6 +42,7 @@ Result<std::unique_ptr<ChatTemplate>> ChatTemplate::Parse(std::string_view sourc
                     std::to_string(limits.max_source_bytes) + " (max_source_bytes)");
   }
   if (!jinja::IsValidUtf8(source)) return InvalidArgument("a chat template is not valid UTF-8");
+  limits.max_depth = std::min(limits.max_depth, kMaxDepth);
   try {
     auto impl = std::make_unique<Impl>();
     impl->program = jinja::Parser::Parse(source, limits);

@@ -16,7 +16,7 @@
 namespace pliant {
 
 struct TemplateLimits {
-  int max_depth = 200;  // nesting of the source, of calls and of values
+  int max_depth = 200;  // nesting of the source, of calls and of values; at most 400
   std::size_t max_source_bytes = 1 << 20;
   std::size_t max_output_bytes = 64 << 20;
   std::size_t max_steps = 20'000'000;  // statements and expressions evaluated

@@ -134,6 +134,9 @@ struct Stmt {
   std::unique_ptr<Macro> macro;
 };
 
+// Names with a meaning of their own; every Program begins with them.
+inline constexpr NameId kLoopName = 0, kCallerName = 1, kKwargsName = 2, kVarargsName = 3;
+
 struct Program {
   std::vector<std::string> names;
   std::set<std::string, std::less<>>

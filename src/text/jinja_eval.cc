@@ -10,6 +10,7 @@
 namespace pliant::jinja {
 
 void Scope::Set(NameId name, Value value) {
+  Charge(variables.size() / 16);
   for (auto& [other, old] : variables) {
     if (other == name) {
       old = std::move(value);

@@ -136,7 +136,6 @@ void Evaluator::Assign(const Expr& target, const Value& value, Scope& scope) {
       if (scope.parent == nullptr) {
         SetRoot(target.name, value);
       } else {
-        Charge(scope.variables.size() / 16);
         scope.Set(target.name, value);
       }
       return;
@@ -193,9 +192,7 @@ void Evaluator::RunLoop(const Stmt& stmt, const Value& iterable, int depth0, Sco
       return false;
     };
   }
-  static constexpr std::string_view kLoopName = "loop";
   std::shared_ptr<LoopState> loop;
-  NameId loop_name = 0;
   // However the loop ends, `loop` must not keep its items: a value that held it could grow without
   // bound.
   struct Finisher {
@@ -216,16 +213,13 @@ void Evaluator::RunLoop(const Stmt& stmt, const Value& iterable, int depth0, Sco
     }
     loop = std::make_shared<LoopState>(stmt.filter ? Value() : iterable, next, depth0,
                                        std::move(recurse));
-    const auto found = std::find(program_.names.begin(), program_.names.end(), kLoopName);
-    loop_name = static_cast<NameId>(found - program_.names.begin());
-    if (found == program_.names.end()) loop.reset();
   }
   // The reference engine takes the `else` branch when no round of the loop came to its end, so also
   // after a `break`.
   bool any = false;
   for (Value item; loop ? loop->Next(item) : next(item);) {
     ScopeHolder inner(*this, scope, stmt.has_closure);
-    if (loop) inner->Set(loop_name, Value(Type::kLoop, loop));
+    if (loop) inner->Set(kLoopName, Value(Type::kLoop, loop));
     Assign(*stmt.target, item, *inner);
     const Flow flow = Run(stmt.body, *inner, out);
     if (flow == Flow::kBreak) break;
@@ -287,12 +281,6 @@ Value Evaluator::CallMacro(const Macro& macro, Scope& closure, Args& args) {
   const CallLevel level(*this);
   const int line = line_;
   ScopeHolder inner(*this, closure, macro.has_closure);
-  const auto set = [&](std::string_view name, Value value) {
-    const auto found = std::find(program_.names.begin(), program_.names.end(), name);
-    if (found != program_.names.end()) {
-      inner->Set(static_cast<NameId>(found - program_.names.begin()), std::move(value));
-    }
-  };
   const std::size_t wanted = macro.parameters.size();
   const std::size_t given = std::min(args.positional.size(), wanted);
   std::vector<std::optional<Value>> values(wanted);
@@ -304,13 +292,13 @@ Value Evaluator::CallMacro(const Macro& macro, Scope& closure, Args& args) {
   }
   if (macro.uses_caller && !macro.explicit_caller && !found_caller) {
     std::optional<Value> caller = args.TakeKeyword("caller");
-    set("caller",
-        caller && !caller->Is(Type::kNone) ? *caller : UndefinedHint("No caller defined"));
+    inner->Set(kCallerName,
+               caller && !caller->Is(Type::kNone) ? *caller : UndefinedHint("No caller defined"));
   }
   if (macro.uses_kwargs) {
     std::vector<Dict::Entry> entries;
     for (auto& [key, value] : args.keyword) entries.emplace_back(String(key), value);
-    set("kwargs", MakeDict(std::move(entries)));
+    inner->Set(kKwargsName, MakeDict(std::move(entries)));
   } else if (!args.keyword.empty()) {
     const std::string name = Quote(macro.name);
     for (const auto& [key, value] : args.keyword) {
@@ -324,8 +312,8 @@ Value Evaluator::CallMacro(const Macro& macro, Scope& closure, Args& args) {
          "macro " + name + " takes no keyword argument " + Quote(args.keyword.front().first));
   }
   if (macro.uses_varargs) {
-    set("varargs",
-        Tuple(std::vector<Value>(args.positional.begin() + static_cast<std::ptrdiff_t>(given),
+    inner->Set(kVarargsName, Tuple(std::vector<Value>(
+                                 args.positional.begin() + static_cast<std::ptrdiff_t>(given),
                                  args.positional.end())));
   } else if (args.positional.size() > wanted) {
     Fail(ErrorKind::kType, "macro " + Quote(macro.name) + " takes not more than " +

@@ -356,6 +356,7 @@ class Brace {
       }
       return args_.positional[static_cast<std::size_t>(*index)];
     }
+    Charge(args_.keyword.size() / 8);
     for (const auto& [key, value] : args_.keyword) {
       if (key == name) return value;
     }

@@ -512,6 +512,7 @@ Value FormatMapMethod(const Value& self, Args& args) {
   if (!bound[0].Is(Type::kDict))
     Fail(ErrorKind::kType, "format_map() needs a mapping, not " + TypeName(bound[0]));
   Args named;
+  Charge(bound[0].dict().entries.size() / 4);
   for (const auto& [key, value] : bound[0].dict().entries) {
     if (key.Is(Type::kString)) named.keyword.emplace_back(key.text(), value);
   }

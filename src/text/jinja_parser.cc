@@ -35,6 +35,8 @@ class Parser::NameScope {
 
 std::unique_ptr<Program> Parser::Parse(std::string_view source, const TemplateLimits& limits) {
   Parser parser(Tokenize(source), limits.max_depth);
+  for (const char* name : {"loop", "caller", "kwargs", "varargs"})
+    parser.Intern(name);  // kLoopName, ...
   parser.program_->body = parser.ParseBlock({});
   if (!parser.unknown_.empty()) throw parser.unknown_.front();
   return std::move(parser.program_);

@@ -186,6 +186,7 @@ Value NamespaceArena::Make() {
 }
 
 std::optional<Value> Args::TakeKeyword(std::string_view name) {
+  Charge(keyword.size() / 8);
   for (auto it = keyword.begin(); it != keyword.end(); ++it) {
     if (it->first == name) {
       Value value = std::move(it->second);

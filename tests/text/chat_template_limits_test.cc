@@ -104,7 +104,14 @@ TEST(ChatTemplateLimits, EveryLimitIsNamed) {
   expect("{% macro m() %}{{ caller }}{% call m() %}{% endcall %}{% endmacro %}{{ m() }}",
          "max_depth");
   expect("{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}", "max_depth");
-  // Endless work.
+  // Endless work, and work that is cheap to write: many names, many parameters.
+  {
+    std::string source = "{% macro m(";
+    for (int i = 0; i < 5000; ++i) source += "p" + std::to_string(i) + "=0,";
+    source.pop_back();
+    expect(source + ") %}{% endmacro %}{% for i in range(100000) %}{{ m() }}{% endfor %}",
+           "max_steps");
+  }
   expect("{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
          "max_steps");
   expect("{% set l = range(100000)|list %}{% for a in l %}{{ a in l }}{% endfor %}", "max_steps");
@@ -244,7 +251,7 @@ TEST(ChatTemplateLimits, IntegersDoNotWrapAround) {
           .ok());
 }
 
-TEST(ChatTemplateLimits, DeepCallsFitTheStackOfASmallThread) {
+TEST(ChatTemplateLimits, DeepCallsEndBeforeTheStackDoes) {
   // The deepest that the limits allow, on the thread that runs the tests: must end in an error or a
   // text, not in a crash.
   std::string source = "{% macro m(n) %}";
