@@ -62,15 +62,12 @@ class Model::Loader {
   }
 
  private:
-  /// What the backend's device has left, and for one that lives in host memory no more than the
-  /// host has.
+  /// What may still be allocated where the backend keeps its weights. Nothing known counts as
+  /// enough.
   std::uint64_t Available() const {
+    if (backend_.Name() != "cuda") return AvailableHostMemory().value_or(UINT64_MAX);
     const std::uint64_t device = backend_.Info().memory_free;
-    std::uint64_t available = device > 0 ? device : UINT64_MAX;
-    if (backend_.Name() != "cuda") {
-      available = std::min(available, AvailableHostMemory().value_or(UINT64_MAX));
-    }
-    return available;
+    return device > 0 ? device : UINT64_MAX;
   }
 
   /// The weights as they lie in the file are the least that any backend can hold.
@@ -78,7 +75,7 @@ class Model::Loader {
     std::uint64_t largest = 0;
     for (const TensorInfo& tensor : source_.tensors()) largest = std::max(largest, tensor.bytes);
     PLIANT_RETURN_IF_ERROR(CheckFits("the model's weights", total_, Available()));
-    return CheckFits("the model's largest weight, which passes through host memory, would", largest,
+    return CheckFits("the buffers for the model's largest weight", largest,
                      AvailableHostMemory().value_or(UINT64_MAX));
   }
 
