@@ -2,6 +2,7 @@
 // (tests/data/text/make_jinja_golden.py).
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <ctime>
 #include <fstream>
 #include <nlohmann/json.hpp>
