@@ -27,6 +27,8 @@ struct DriverOptions {
   bool constant_hash = false;    // every prefix hash collides
   bool ahead = false;  // plan step N + 1 before step N is settled; step N runs as late as possible
   Nanoseconds step_time = 1'000'000;
+  bool check_bytes =
+      true;  // false: for long runs that are about time only; no audit after each step either
 };
 
 class Driver {

@@ -1,0 +1,367 @@
+// Page pool, states, options, decision log, prefix cache, exact stores: each by itself.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "kv/block_state.h"
+#include "kv/decision_log.h"
+#include "kv/exact_store.h"
+#include "kv/kv_options.h"
+#include "kv/page_pool.h"
+#include "kv/prefix_cache.h"
+
+namespace pliant {
+namespace {
+
+TEST(PagePool, ReservesAllOrNothing) {
+  PagePool pool(10);
+  {
+    Result<PageReservation> r = pool.Reserve(7);
+    ASSERT_TRUE(r.ok());
+    EXPECT_EQ(pool.free(), 3u);
+    Result<PageReservation> more = pool.Reserve(4);
+    EXPECT_EQ(more.status().code(), StatusCode::kOutOfMemory);
+    EXPECT_EQ(more.status().message(), "4 pages wanted, 3 of 10 free");
+    EXPECT_EQ(pool.free(), 3u);
+    OwnedPage page = r->Take();
+    EXPECT_EQ(r->size(), 6u);
+    pool.Return(std::move(page));
+    EXPECT_EQ(pool.free(), 4u);
+  }
+  EXPECT_EQ(pool.free(), 10u);
+}
+
+TEST(PagePool, FencesPagesUntilEveryStepThatMayReadThemHasEnded) {
+  PagePool pool(4);
+  OwnedPage a = pool.Take(), b = pool.Take();
+  pool.BeginStep(1);
+  pool.Return(std::move(a));
+  pool.BeginStep(2);
+  pool.Return(std::move(b));
+  EXPECT_EQ(pool.free(), 2u);
+  EXPECT_EQ(pool.fenced(), 2u);
+  EXPECT_EQ(pool.owned(), 0u);
+  pool.EndStep(1);
+  EXPECT_EQ(pool.free(), 3u);
+  pool.EndStep(2);
+  EXPECT_EQ(pool.free(), 4u);
+  EXPECT_EQ(pool.fenced(), 0u);
+}
+
+TEST(PagePool, PagesThatNoStepHasReadAreFreeAtOnce) {
+  PagePool pool(2);
+  pool.BeginStep(1);
+  pool.ReturnUnread(pool.Take());
+  EXPECT_EQ(pool.free(), 2u);
+  pool.EndStep(1);
+}
+
+TEST(PagePoolDeathTest, ALeakedPageStopsTheProcess) {
+  EXPECT_DEATH(
+      {
+        PagePool pool(1);
+        OwnedPage page = pool.Take();
+      },
+      "leaked");
+}
+
+TEST(PagePoolDeathTest, StepsEndInOrder) {
+  EXPECT_DEATH(
+      {
+        PagePool pool(1);
+        pool.BeginStep(1);
+        pool.BeginStep(2);
+        pool.EndStep(2);
+      },
+      "order");
+}
+
+TEST(BlockState, LevelsOnlyLosePages) {
+  for (int level = 1; level < kLevelCount; ++level) {
+    EXPECT_LT(PagesOf(static_cast<Level>(level)), PagesOf(static_cast<Level>(level - 1)));
+    EXPECT_LE(kLevels[level].k, kLevels[level - 1].k);
+    EXPECT_LE(kLevels[level].v, kLevels[level - 1].v);
+    EXPECT_LE(kLevels[level].v, kLevels[level].k);  // K is the more sensitive half
+  }
+  EXPECT_EQ(LevelOfBits(16), kTargetLevel);
+  EXPECT_EQ(LevelOfBits(8), kBaseLevel);
+  EXPECT_EQ(LevelOfBits(4), kDeepLevel);
+  EXPECT_EQ(LevelOfBits(7), kLevelCount);
+}
+
+TEST(BlockState, TheTableHoldsEveryEventOnceAndInOrder) {
+  const auto table = TransitionTable();
+  ASSERT_EQ(table.size(), static_cast<std::size_t>(BlockEvent::kCount));
+  for (std::size_t i = 0; i < table.size(); ++i)
+    EXPECT_EQ(static_cast<std::size_t>(table[i].event), i);
+}
+
+TEST(BlockState, TheDocumentPrintsTheTable) {
+  std::ifstream file(PLIANT_SOURCE_DIR "/docs/kv-states.md");
+  ASSERT_TRUE(file.good());
+  const std::string text((std::istreambuf_iterator<char>(file)), {});
+  const auto yes = [](bool b) { return b ? "yes" : "no"; };
+  for (const TransitionRule& r : TransitionTable()) {
+    const char* content = r.content == TransitionRule::Content::kAny       ? "any"
+                          : r.content == TransitionRule::Content::kFilling ? "filling"
+                                                                           : "full";
+    const std::string where = r.from_device && r.from_store ? "device or store"
+                              : r.from_device               ? "device"
+                                                            : "store";
+    const std::string to = r.event == BlockEvent::kEvict ? "gone"
+                           : r.to == Residency::kDevice  ? "device"
+                                                         : "store";
+    const std::string row = "| " + std::string(r.name) + " | " + where + " | " + to + " | " +
+                            content + " | " + yes(r.needs_copy) + " | " + yes(r.may_be_read) +
+                            " | " + yes(r.may_be_held) + " | " + yes(r.while_saving) + " | " +
+                            yes(r.while_bringing) + " |";
+    EXPECT_NE(text.find(row), std::string::npos) << "docs/kv-states.md lacks: " << row;
+  }
+}
+
+TEST(BlockState, WhatMayNotHappen) {
+  const BlockFacts full{.full = true, .copy_valid = true, .read = true, .held = true};
+  BlockFacts f = full;
+  EXPECT_TRUE(IsLegal(BlockEvent::kDemote, f));
+  f.copy_valid = false;
+  EXPECT_FALSE(IsLegal(BlockEvent::kDemote, f)) << "no exact copy";
+  f = full, f.full = false;
+  EXPECT_FALSE(IsLegal(BlockEvent::kDemote, f)) << "still being filled";
+  f = full, f.copying = Copying::kSaving;
+  EXPECT_FALSE(IsLegal(BlockEvent::kDemote, f)) << "its copy is being made";
+  f = full, f.copying = Copying::kBringing;
+  EXPECT_TRUE(IsLegal(BlockEvent::kDemote, f)) << "a restore on its way is given up";
+  EXPECT_FALSE(IsLegal(BlockEvent::kOffload, full)) << "somebody reads it";
+  f = full, f.read = false;
+  EXPECT_TRUE(IsLegal(BlockEvent::kOffload, f));
+  EXPECT_FALSE(IsLegal(BlockEvent::kEvict, f)) << "somebody holds it";
+  EXPECT_FALSE(IsLegal(BlockEvent::kAppend, full)) << "a full block is never written to";
+  f = full, f.residency = Residency::kStore;
+  EXPECT_FALSE(IsLegal(BlockEvent::kRestore, f)) << "it must be loaded";
+  EXPECT_TRUE(IsLegal(BlockEvent::kLoad, f));
+}
+
+TEST(KvOptions, ParsesByteSizes) {
+  EXPECT_EQ(*ParseByteSize("0"), 0u);
+  EXPECT_EQ(*ParseByteSize("512MiB"), 512u << 20);
+  EXPECT_EQ(*ParseByteSize("2GB"), 2'000'000'000u);
+  EXPECT_EQ(*ParseByteSize("18446744073709551615"), ~0ull);
+  for (const char* bad :
+       {"", "-1", "1.5GiB", "GiB", "1 GiB", "18446744073709551616", "99999999TiB", "1XB", "0x10"}) {
+    EXPECT_EQ(ParseByteSize(bad).status().code(), StatusCode::kInvalidArgument) << bad;
+  }
+}
+
+TEST(KvOptions, ParsesStoresAndPolicies) {
+  EXPECT_EQ(ParseStoreSpec("none")->kind, StoreSpec::Kind::kNone);
+  const StoreSpec ram = *ParseStoreSpec("ram:4GiB");
+  EXPECT_EQ(ram.kind, StoreSpec::Kind::kRam);
+  EXPECT_EQ(ram.bytes, 4ull << 30);
+  const StoreSpec file = *ParseStoreSpec("file:/a:b/c:16MiB");
+  EXPECT_EQ(file.path, "/a:b/c");
+  EXPECT_EQ(file.bytes, 16u << 20);
+  for (const char* bad :
+       {"", "ram", "ram:", "file:", "file:x", "file::1GiB", "disk:1GiB", "ram:1GiBB"}) {
+    EXPECT_FALSE(ParseStoreSpec(bad).ok()) << bad;
+  }
+  for (KvPolicy p : {KvPolicy::kFull, KvPolicy::kOffload, KvPolicy::kElastic, KvPolicy::kPliant}) {
+    EXPECT_EQ(*ParseKvPolicy(KvPolicyName(p)), p);
+  }
+  EXPECT_FALSE(ParseKvPolicy("Full").ok());
+}
+
+TEST(DecisionLog, KeepsTheLastAndCountsAll) {
+  DecisionLog log(4);
+  for (std::uint64_t i = 0; i < 10; ++i)
+    log.Add({.step = i, .reason = i % 2 == 0 ? Reason::kAdmit : Reason::kFinish});
+  EXPECT_EQ(log.total(), 10u);
+  EXPECT_EQ(log.Count(Reason::kAdmit), 5u);
+  const auto all = log.Since(0);
+  ASSERT_EQ(all.size(), 4u);
+  EXPECT_EQ(all.front().step, 6u);
+  EXPECT_EQ(log.Since(9).size(), 1u);
+  EXPECT_TRUE(log.Since(10).empty());
+  for (int r = 0; r < static_cast<int>(Reason::kCount); ++r)
+    EXPECT_NE(ReasonName(static_cast<Reason>(r)), "?") << r;
+}
+
+// ---- prefix cache
+// ---------------------------------------------------------------------------------------------------------------
+
+struct Cached {
+  Block block;
+  Cached(PrefixCache& cache, const Block* parent, std::int32_t token, Level mark = 0,
+         std::string salt = "") {
+    block.full = true;
+    block.index = parent != nullptr ? parent->index + 1 : 0;
+    block.tokens.fill(token);
+    block.mark = mark;
+    block.salt = salt;
+    block.parent = parent != nullptr ? parent->content : 0;
+    block.key =
+        cache.Key(parent != nullptr ? parent->key : cache.RootKey(salt), block.tokens, mark);
+    cache.Insert(block);
+  }
+};
+
+TEST(PrefixCache, ComparesWhatTheHashOnlyHints) {
+  for (const PrefixHash& hash :
+       {PrefixHash(DefaultPrefixHash),
+        PrefixHash([](std::uint64_t, std::span<const std::int32_t>) { return 1ull; })}) {
+    PrefixCache cache(hash);
+    Cached a(cache, nullptr, 1), b(cache, nullptr, 2), a2(cache, &a.block, 5),
+        b2(cache, &b.block, 5);
+    Cached low(cache, nullptr, 1, kBaseLevel), salted(cache, nullptr, 1, 0, "s");
+    const auto find = [&](const Block& like, ContentId parent, std::string_view salt) {
+      return cache.Find(like.key, parent, like.tokens, like.mark, like.index, salt);
+    };
+    EXPECT_EQ(find(a.block, 0, ""), &a.block);
+    EXPECT_EQ(find(a2.block, a.block.content, ""), &a2.block);
+    EXPECT_EQ(find(b2.block, b.block.content, ""), &b2.block);
+    EXPECT_NE(a2.block.content, b2.block.content);
+    EXPECT_EQ(find(low.block, 0, ""), &low.block);
+    EXPECT_EQ(find(salted.block, 0, "s"), &salted.block);
+    EXPECT_EQ(find(salted.block, 0, "t"), nullptr);
+    EXPECT_EQ(find(a2.block, 12345, ""), nullptr);
+    cache.Erase(a.block);
+    EXPECT_EQ(find(a.block, 0, ""), nullptr);
+    EXPECT_EQ(cache.size(), 5u);
+  }
+}
+
+TEST(PrefixCache, IdleListsKeepTheirOrder) {
+  PrefixCache cache;
+  Block blocks[4];
+  for (Block& b : blocks) cache.PushIdle(b, IdleList::kCanGive);
+  cache.RemoveIdle(blocks[1]);
+  cache.RemoveIdle(blocks[1]);  // not idle: nothing happens
+  cache.PushIdle(blocks[1], IdleList::kStoreOnly);
+  EXPECT_EQ(cache.IdleCount(IdleList::kCanGive), 3);
+  EXPECT_EQ(cache.Oldest(IdleList::kCanGive), &blocks[0]);
+  EXPECT_EQ(blocks[0].idle_next, &blocks[2]);
+  cache.RemoveIdle(blocks[0]);
+  EXPECT_EQ(cache.Oldest(IdleList::kCanGive), &blocks[2]);
+  cache.RemoveIdle(blocks[3]);
+  cache.RemoveIdle(blocks[2]);
+  EXPECT_EQ(cache.Oldest(IdleList::kCanGive), nullptr);
+  EXPECT_EQ(cache.Oldest(IdleList::kStoreOnly), &blocks[1]);
+}
+
+// ---- exact stores
+// ---------------------------------------------------------------------------------------------------------------
+
+TEST(StoreChecksum, SeesEveryBitAndTheLength) {
+  std::vector<std::byte> bytes(133);
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 37);
+  const std::uint64_t sum = StoreChecksum(bytes);
+  EXPECT_EQ(StoreChecksum(bytes), sum);
+  for (std::size_t bit = 0; bit < bytes.size() * 8; ++bit) {
+    bytes[bit / 8] ^= static_cast<std::byte>(1 << bit % 8);
+    EXPECT_NE(StoreChecksum(bytes), sum) << bit;
+    bytes[bit / 8] ^= static_cast<std::byte>(1 << bit % 8);
+  }
+  bytes.push_back(std::byte{0});
+  EXPECT_NE(StoreChecksum(bytes), sum);
+}
+
+class StoreTest : public ::testing::TestWithParam<bool> {
+ protected:
+  static constexpr std::size_t kPage = 576;
+  std::string path_ = ::testing::TempDir() + "pliant_store_" + std::to_string(getpid());
+  std::unique_ptr<ExactStore> Make(std::uint32_t pages, std::uint32_t buffers = 4) {
+    StoreSpec spec{GetParam() ? StoreSpec::Kind::kFile : StoreSpec::Kind::kRam, path_,
+                   pages * kPage + kPage - 1};
+    auto store = MakeExactStore(spec, kPage, buffers);
+    EXPECT_TRUE(store.ok()) << store.status().ToString();
+    return std::move(*store);
+  }
+  static IoState Wait(ExactStore& store, SlotId slot) {
+    while (store.Poll(slot) == IoState::kPending) std::this_thread::yield();
+    return store.Poll(slot);
+  }
+  static void Save(ExactStore& store, SlotId slot, int what) {
+    std::memset(store.Map(slot), what, kPage);
+    store.StartSave(slot);
+    EXPECT_EQ(Wait(store, slot), IoState::kDone);
+    store.Unmap(slot);
+  }
+};
+
+TEST_P(StoreTest, GivesBackWhatItWasGiven) {
+  auto store = Make(8);
+  std::vector<SlotId> slots;
+  for (int i = 0; i < 8; ++i) {
+    slots.push_back(store->Take());
+    Save(*store, slots.back(), i + 1);
+  }
+  for (int i = 0; i < 8; ++i) {
+    std::byte* page = store->Map(slots[static_cast<std::size_t>(i)]);
+    store->StartFetch(slots[static_cast<std::size_t>(i)]);
+    EXPECT_EQ(Wait(*store, slots[static_cast<std::size_t>(i)]), IoState::kDone);
+    for (std::size_t b = 0; b < kPage; ++b) ASSERT_EQ(page[b], static_cast<std::byte>(i + 1));
+    store->Unmap(slots[static_cast<std::size_t>(i)]);
+  }
+}
+
+TEST_P(StoreTest, NeverPassesItsBudget) {
+  auto store = Make(3);
+  EXPECT_EQ(store->slots(), 3u);  // what is left over of a page does not count
+  const SlotId a = store->Take();
+  store->Take();
+  store->Take();
+  EXPECT_FALSE(store->Take().valid());
+  EXPECT_EQ(store->bytes_total(), 3 * kPage);
+  store->Give(a);
+  EXPECT_TRUE(store->Take().valid());
+}
+
+TEST_P(StoreTest, AChangedPageIsFoundOut) {
+  auto store = Make(2);
+  const SlotId slot = store->Take();
+  Save(*store, slot, 7);
+  store->CorruptForTest(slot);
+  ASSERT_NE(store->Map(slot), nullptr);
+  store->StartFetch(slot);
+  EXPECT_EQ(Wait(*store, slot), IoState::kCorrupt);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, StoreTest, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "File" : "Ram"; });
+
+TEST(FileStore, StagesThroughFewBuffersAndLeavesNoFile) {
+  const std::string path = ::testing::TempDir() + "pliant_store_b" + std::to_string(getpid());
+  auto made = MakeExactStore({StoreSpec::Kind::kFile, path, 10 * 64}, 64, 2);
+  ASSERT_TRUE(made.ok());
+  ExactStore& store = **made;
+  EXPECT_FALSE(std::filesystem::exists(path));
+  const SlotId a = store.Take(), b = store.Take(), c = store.Take();
+  EXPECT_NE(store.Map(a), nullptr);
+  EXPECT_EQ(store.Map(a), store.Map(a));
+  EXPECT_NE(store.Map(b), nullptr);
+  EXPECT_EQ(store.Map(c), nullptr);  // later
+  store.Unmap(a);
+  EXPECT_NE(store.Map(c), nullptr);
+}
+
+TEST(FileStore, RefusesAFileThatIsThere) {
+  const std::string path = ::testing::TempDir() + "pliant_store_c" + std::to_string(getpid());
+  std::ofstream(path) << "mine";
+  const auto made = MakeExactStore({StoreSpec::Kind::kFile, path, 640}, 64, 2);
+  EXPECT_EQ(made.status().code(), StatusCode::kIo);
+  EXPECT_NE(made.status().message().find(path), std::string::npos);
+  std::filesystem::remove(path);
+  EXPECT_EQ(MakeExactStore({StoreSpec::Kind::kFile, "/nowhere/at/all", 640}, 64, 2).status().code(),
+            StatusCode::kIo);
+}
+
+TEST(ExactStore, NoneAndTooSmallAreNoStore) {
+  EXPECT_EQ(*MakeExactStore({}, 64), nullptr);
+  EXPECT_EQ(*MakeExactStore({StoreSpec::Kind::kRam, "", 63}, 64), nullptr);
+}
+
+}  // namespace
+}  // namespace pliant
