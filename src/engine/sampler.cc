@@ -53,6 +53,16 @@ Peak FindPeak(std::span<const float> logits) {
   return peak;
 }
 
+// Heavier first, equal weights by id.
+constexpr auto kBetter = [](const auto& a, const auto& b) { return a.weight != b.weight ? a.weight > b.weight : a.id < b.id; };
+
+template <typename Candidates>
+double Total(const Candidates& candidates) {
+  double total = 0;
+  for (const auto& c : candidates) total += c.weight;
+  return total;
+}
+
 }  // namespace
 
 double LogSumExp(std::span<const float> logits, float max_logit) {
@@ -148,45 +158,35 @@ TokenId Sampler::Draw(std::span<const float> logits, float max_logit) {
   for (std::size_t i = 0; i < logits.size(); ++i) {
     const float below = logits[i] - max_logit;
     // exp(-104) is below the smallest float: such a token has no weight in any sum that follows.
-    if (below >= cutoff && below * inverse_temperature > -104.0f) {
-      candidates_.push_back({below * inverse_temperature, static_cast<TokenId>(i)});
-    }
+    if (below < cutoff || below * inverse_temperature < -104.0f) continue;
+    candidates_.push_back({std::exp(below * inverse_temperature), static_cast<TokenId>(i)});
   }
-  return DrawFrom(candidates_, 0);
-}
-
-TokenId Sampler::DrawFrom(std::vector<Candidate>& candidates, float max_logit) {
-  const auto better = [](const Candidate& a, const Candidate& b) {
-    return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
-  };
-  if (params_.top_k > 0 && static_cast<std::size_t>(params_.top_k) < candidates.size()) {
-    std::nth_element(candidates.begin(), candidates.begin() + params_.top_k, candidates.end(), better);
-    candidates.resize(params_.top_k);
-  }
-  const auto weight = [&](const Candidate& c) { return std::exp(static_cast<double>(c.logit) - max_logit); };
-  double total = 0;
-  for (const Candidate& c : candidates) total += weight(c);
-  if (params_.top_p < 1.0f) {
-    // Sorts only as far as the mass reaches; the token that crosses top_p is kept.
-    double kept = 0;
-    std::size_t sorted = 0, count = 0;
-    while (count < candidates.size() && (count == 0 || kept < params_.top_p * total)) {
-      if (count == sorted) {
-        const std::size_t next = std::min(candidates.size(), std::max<std::size_t>(64, sorted * 4));
-        std::partial_sort(candidates.begin() + sorted, candidates.begin() + next, candidates.end(), better);
-        sorted = next;
-      }
-      kept += weight(candidates[count++]);
-    }
-    candidates.resize(count);
-    total = kept;
-  }
-  double left = NextUniform() * total;
-  for (const Candidate& c : candidates) {
-    left -= weight(c);
+  if (params_.top_k > 0 && static_cast<std::size_t>(params_.top_k) < candidates_.size()) KeepTopK();
+  if (params_.top_p < 1.0f) KeepTopP();
+  double left = NextUniform() * Total(candidates_);
+  for (const Candidate& c : candidates_) {
+    left -= c.weight;
     if (left < 0) return c.id;
   }
-  return candidates.back().id;
+  return candidates_.back().id;
+}
+
+void Sampler::KeepTopK() {
+  std::nth_element(candidates_.begin(), candidates_.begin() + params_.top_k, candidates_.end(), kBetter);
+  candidates_.resize(params_.top_k);
+}
+
+void Sampler::KeepTopP() {
+  const double needed = static_cast<double>(params_.top_p) * Total(candidates_);
+  // All tokens below an even share of what top_p leaves out hold less than that together, so none of them is needed to reach
+  // top_p: the sort sees only the others.
+  const double even_share = (Total(candidates_) - needed) / static_cast<double>(candidates_.size());
+  std::erase_if(candidates_, [&](const Candidate& c) { return c.weight < even_share; });
+  std::sort(candidates_.begin(), candidates_.end(), kBetter);
+  double kept = 0;
+  std::size_t count = 0;
+  while (count < candidates_.size() && (count == 0 || kept < needed)) kept += candidates_[count++].weight;
+  candidates_.resize(count);  // the token that crosses top_p is kept
 }
 
 }  // namespace pliant

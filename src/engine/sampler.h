@@ -29,13 +29,14 @@ class Sampler {
 
  private:
   struct Candidate {
-    float logit;
+    float weight;  // exp((logit - largest logit) / temperature)
     TokenId id;
   };
   bool Adjusts() const;
   void Adjust(std::vector<float>& logits) const;
   TokenId Draw(std::span<const float> logits, float max_logit);
-  TokenId DrawFrom(std::vector<Candidate>& candidates, float max_logit);
+  void KeepTopK();
+  void KeepTopP();
   double NextUniform();
 
   SamplingParams params_;
