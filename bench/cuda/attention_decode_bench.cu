@@ -160,11 +160,8 @@ void RunShape(Timer& timer, int batch, int length, float ceiling, int only) {
     auto d_views = ToDevice(views);
     auto d_segments = ToDevice(plan.segments);
     auto d_ranges = ToDevice(plan.ranges);
-    auto d_count = ToDevice(std::vector<std::int32_t>{static_cast<std::int32_t>(plan.ranges.size()), static_cast<std::int32_t>(plan.cut_rows.size())});
     auto d_cut = ToDevice(plan.cut_rows);
     auto partials = *DeviceArray<float>::Make(DecodePartialFloats(shape, plan.segments.size()), "partials");
-    auto counters = *DeviceArray<std::uint32_t>::Make(kDecodeCounters, "counters");
-    PLIANT_CUDA_CHECK(cudaMemset(counters.data(), 0, counters.bytes()));
     PLIANT_CUDA_CHECK(cudaMemset(out.data(), 0xff, out.bytes()));
     DecodeArgs args;
     args.pages = pages.data();
@@ -172,7 +169,6 @@ void RunShape(Timer& timer, int batch, int length, float ceiling, int only) {
     args.blocks = reinterpret_cast<const std::uint32_t*>(d_views.data());
     args.segments = d_segments.data();
     args.ranges = d_ranges.data();
-    args.range_count = d_count.data();
     args.cut_rows = d_cut.data();
     args.max_cut_rows = static_cast<int>(plan.cut_rows.size());
     args.q = q.data();
@@ -181,7 +177,6 @@ void RunShape(Timer& timer, int batch, int length, float ceiling, int only) {
     args.out_stride = 32 * kDim;
     args.softmax_scale = 0.08838834764831845f;
     args.partials = partials.data();
-    args.counters = counters.data();
     auto go = [&] { LaunchDecodeAttention(shape, launch, args, nullptr); };
     if (only >= 0) {
       go();

@@ -5,6 +5,7 @@
 #include <random>
 #include <vector>
 
+#include "backend/backend.h"
 #include "backend/cuda/append/append.h"
 #include "backend/cuda/attention_prefill/attention_prefill.h"
 #include "backend/cuda/gather/gather.h"

@@ -89,6 +89,7 @@ class CudaBackend final : public Backend {
     if (max_rows < 1 || cols < 1 || max_rows > (std::int64_t{1} << 40) / cols) {
       return InvalidArgument("a tensor of " + std::to_string(max_rows) + " x " + std::to_string(cols));
     }
+    if (cols % 8 != 0) return Unimplemented("the CUDA kernels want a multiple of 8 columns, not " + std::to_string(cols));
     Tensor tensor{max_rows, cols, {}, ElementType::kF32};
     PLIANT_ASSIGN_OR_RETURN(tensor.data, DeviceArray<float>::Make(static_cast<std::size_t>(max_rows * cols), "activations"));
     tensors_.push_back(std::move(tensor));
@@ -106,11 +107,9 @@ class CudaBackend final : public Backend {
     }
     const std::size_t channels = geometry.Units() * geometry.head_dim;
     PLIANT_ASSIGN_OR_RETURN(channel_, DeviceArray<float>::Make(channels, "channel scales"));
-    PLIANT_ASSIGN_OR_RETURN(counters_, DeviceArray<std::uint32_t>::Make(kDecodeCounters, "attention counters"));
     PLIANT_ASSIGN_OR_RETURN(copier_, PageCopier::Make(geometry.PageBytes()));
     PLIANT_ASSIGN_OR_RETURN(pages_, DeviceArray<std::uint8_t>::Make(pages * geometry.PageBytes(), "KV pages"));
     Upload<float>(std::vector<float>(channels, 1.f), channel_.data());
-    PLIANT_CUDA_CHECK(cudaMemset(counters_.data(), 0, counters_.bytes()));
     PLIANT_CUDA_CHECK(cudaDeviceSynchronize());
     geometry_ = geometry;
     page_count_ = pages;
@@ -160,7 +159,6 @@ class CudaBackend final : public Backend {
 
   void Embed(MatrixId table, TensorId out) override {
     const DeviceMatrix& matrix = matrices_.at(table.value());
-    PLIANT_CHECK(matrix.cols % 2 == 0, "an embedding's columns are even");
     Tensor& to = Writable(out, matrix.cols, ElementType::kF32);
     LaunchEmbed(matrix.data.data(), inputs_.tokens(), inputs_.rows(), static_cast<int>(matrix.cols), to.data.data(), stream_.get());
   }
@@ -231,7 +229,6 @@ class CudaBackend final : public Backend {
       args.out_type = to.type;
       args.softmax_scale = softmax_scale;
       args.partials = partials_.data();
-      args.counters = counters_.data();
       inputs_.SetPlan(args);
       LaunchDecodeAttention(shape, launch_, args, stream_.get());
     }
@@ -399,7 +396,6 @@ class CudaBackend final : public Backend {
   DecodeLaunch launch_;
   int planned_heads_ = 0;
   DeviceArray<float> partials_;
-  DeviceArray<std::uint32_t> counters_;
   DeviceArray<std::uint16_t> gathered_k_, gathered_v_;
   DeviceArray<std::uint8_t> present_;
   DeviceArray<std::uint16_t> scratch_;

@@ -86,12 +86,10 @@ Status StepInputs::Begin(const StepBatch& batch, std::size_t group_blocks, const
 Status StepInputs::PlanAttention(const DecodeLaunch& launch, const Stream& stream) {
   PlanDecode(items_, block_views_, launch.PlanGroups(), plan_);
   PLIANT_RETURN_IF_ERROR(plan_mirror_.Reserve(plan_.segments.size() * sizeof(Segment) + plan_.ranges.size() * sizeof(Range) +
-                                              plan_.cut_rows.size() * sizeof(std::int32_t) + 6 * kAlign));
-  const std::int32_t counts[2] = {static_cast<std::int32_t>(plan_.ranges.size()), static_cast<std::int32_t>(plan_.cut_rows.size())};
+                                              plan_.cut_rows.size() * sizeof(CutRow) + 6 * kAlign));
   segments_at_ = plan_mirror_.Put<Segment>(plan_.segments);
   ranges_at_ = plan_mirror_.Put<Range>(plan_.ranges);
-  counts_at_ = plan_mirror_.Put<std::int32_t>(counts);
-  cut_rows_at_ = plan_mirror_.Put<std::int32_t>(plan_.cut_rows);
+  cut_rows_at_ = plan_mirror_.Put<CutRow>(plan_.cut_rows);
   plan_mirror_.Send(stream);
   return {};
 }
@@ -100,8 +98,7 @@ void StepInputs::SetPlan(DecodeArgs& args) const {
   const std::byte* base = plan_mirror_.device.data();
   args.segments = reinterpret_cast<const Segment*>(base + segments_at_);
   args.ranges = reinterpret_cast<const Range*>(base + ranges_at_);
-  args.range_count = reinterpret_cast<const std::int32_t*>(base + counts_at_);
-  args.cut_rows = reinterpret_cast<const std::int32_t*>(base + cut_rows_at_);
+  args.cut_rows = reinterpret_cast<const CutRow*>(base + cut_rows_at_);
   args.max_cut_rows = static_cast<int>(plan_.cut_rows.size());
 }
 

@@ -67,7 +67,7 @@ class StepInputs {
 
   Mirror step_, plan_mirror_;
   std::size_t tokens_at_ = 0, positions_at_ = 0, slots_at_ = 0, logit_rows_at_ = 0, blocks_at_ = 0, sources_at_ = 0, tiles_at_ = 0;
-  std::size_t segments_at_ = 0, ranges_at_ = 0, counts_at_ = 0, cut_rows_at_ = 0;
+  std::size_t segments_at_ = 0, ranges_at_ = 0, cut_rows_at_ = 0;
   int rows_ = 0, logit_count_ = 0, gathered_blocks_ = 0;
   std::span<const BlockView> block_views_;  // the batch's, borrowed until EndStep
   std::vector<QueryItem> items_;

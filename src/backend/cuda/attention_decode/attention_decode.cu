@@ -20,7 +20,6 @@ constexpr float kTopExponent = 27.5f;
 constexpr float kRescaleAt = 3.0e9f;
 constexpr float kRescaleExponent = 31.25f;  // a little under log2(kRescaleAt), so that the head that asked is always among those raised
 
-constexpr int kMaxColumns = kDecodeCounters / 2;  // a column's counters: the next range to take, the groups that have finished
 
 struct KernelArgs {
   DecodeArgs a;
@@ -110,13 +109,12 @@ struct Ring {
   }
 };
 
-/// Fills the ring: takes ranges; for every segment sends the query, then every resident plane of its blocks. `pages` and `queries` point
+/// Fills the ring: for every segment of the range sends the query, then every resident plane of its blocks. `pages` and `queries` point
 /// to what the group sees of page 0 and row 0; `page_bytes` and `query_bytes` (0: too large for a slot) are how much. Run by one whole
 /// warp.
 template <int D>
 __device__ __forceinline__ void Produce(const KernelArgs& args, Ring ring, const std::uint8_t* pages, std::uint32_t page_bytes,
-                                        const float* queries, std::uint32_t query_bytes, int first_range, int ranges,
-                                        std::uint32_t* next_range) {
+                                        const float* queries, std::uint32_t query_bytes, const Range& range) {
   const int lane = threadIdx.x & 31;
   const DecodeArgs& a = args.a;
   const std::uint32_t second = args.launch.heads * UnitStride(D);  // where the pair's second plane lies in a slot
@@ -155,17 +153,14 @@ __device__ __forceinline__ void Produce(const KernelArgs& args, Ring ring, const
 #endif
     ring.Next();
   };
-  int range_index = first_range;
-  while (range_index < ranges) {
-    std::uint32_t ticket = 0;
-    const int4 range = *reinterpret_cast<const int4*>(a.ranges + range_index);
-    int next_block = range.z, left = range.w, index = range.x;
-    const int end = range.x + range.y;
+  if (range.segments != 0) {
+    int next_block = range.first_block, left = range.blocks, index = range.segment;
+    const int end = range.segment + range.segments;
     Segment next = a.segments[index];
     auto fetch = [&](int count) {
       return (lane >> 3) < count ? a.blocks[static_cast<std::size_t>(next_block) * 8 + lane] : kAll;
     };
-    std::uint32_t upcoming = fetch(min(4, left));
+    std::uint32_t upcoming = (lane >> 3) < left ? range.first_pages[lane >> 3][lane & 7] : kAll;
     bool opens = true;  // the coming blocks are the first of their segment
     while (index < end) {
       const std::uint32_t entry = upcoming;
@@ -180,13 +175,7 @@ __device__ __forceinline__ void Produce(const KernelArgs& args, Ring ring, const
         next_block = next.first_block;
         left = next.blocks;
       }
-      if (index < end) {
-        upcoming = fetch(min(4, left));
-      } else if (lane == 0) {
-        // Asked for a few blocks before the end, so that its latency hides behind the ring, but not earlier: who is slow should take
-        // little.
-        ticket = atomicAdd(next_range, 1u);
-      }
+      if (index < end) upcoming = fetch(min(4, left));
       const std::uint32_t resident = __ballot_sync(kAll, entry != kAll);
       if (opens) {
         const float* const query = queries + segment.row * a.q_stride;
@@ -210,7 +199,6 @@ __device__ __forceinline__ void Produce(const KernelArgs& args, Ring ring, const
         }
       }
     }
-    range_index = static_cast<int>(__shfl_sync(kAll, ticket, 0)) + args.launch.PlanGroups();
   }
   send(0, nullptr, nullptr, 0, true, Segment{}, -1, 0);
 }
@@ -254,7 +242,6 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) DecodeAttentionKernel(const
   const int warps = launch.consumers + 1;
   const int group = static_cast<int>(threadIdx.x >> 5) / warps, warp = static_cast<int>(threadIdx.x >> 5) % warps;
   const int column = blockIdx.x % launch.columns;
-  const int first_range = blockIdx.x / launch.columns * launch.groups + group;
 
   // Shared memory: slots, flushed outputs, notes, barriers.
   const int second_plane = launch.heads * kStride, slot_bytes = 2 * second_plane;
@@ -266,7 +253,6 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) DecodeAttentionKernel(const
             barrier_base + (slots + group * launch.slots) * 8, reinterpret_cast<Note*>(note_base) + group * launch.slots,
             launch.slots};
   const int kv_first = column * launch.heads, kv_here = min(launch.heads, args.kv_heads - kv_first);
-  const int ranges = a.range_count[0];
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");  // the merge may be launched; it waits for this grid's end
 #endif
@@ -280,13 +266,9 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) DecodeAttentionKernel(const
   __syncthreads();
 
   if (warp == 0) {
-    std::uint32_t* const header = a.counters + 2 * column;
     Produce<D>(args, ring, a.pages + a.layer_offset + static_cast<std::size_t>(kv_first) * kStride, kv_here * kStride,
-               a.q + static_cast<std::int64_t>(kv_first) * args.group * D, args.QueryInRing(D) ? kv_here * args.group * D * 4 : 0, first_range,
-               ranges, header);
-    if (lane == 0 && atomicAdd(header + 1, 1u) + 1 == static_cast<std::uint32_t>(launch.PlanGroups())) {
-      header[0] = header[1] = 0;  // every group has taken its last ticket
-    }
+               a.q + static_cast<std::int64_t>(kv_first) * args.group * D, args.QueryInRing(D) ? kv_here * args.group * D * 4 : 0,
+               a.ranges[blockIdx.x / launch.columns * launch.groups + group]);
     return;
   }
   const int local_chunk = (warp - 1) / kSplit, part = (warp - 1) % kSplit;
@@ -311,8 +293,6 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) DecodeAttentionKernel(const
     if (lane == 0) BarrierArrive(ring.empty + ring.slot * 8);
     ring.Next();
   };
-  if (first_range >= ranges) return;
-
   const std::uint8_t* unit = acquire();
 #pragma unroll 1
   while (true) {
@@ -412,10 +392,14 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) DecodeAttentionKernel(const
       for (int i = 0; i < kTiles; ++i)
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          float v = static_cast<float>(out[i][1][2 * h + 1] - center[1][1]);
-          v = fmaf(static_cast<float>(out[i][1][2 * h] - center[1][0]), 0x1p8f, v);
-          v = fmaf(static_cast<float>(out[i][0][2 * h + 1] - center[0][1]), 0x1p16f, v + offset);
-          v = fmaf(static_cast<float>(out[i][0][2 * h] - center[0][0]), 0x1p24f, v);
+          // Carries move up first: the lower bytes of codes are not centred, and their sums would round in f32.
+          int d0 = out[i][1][2 * h + 1] - center[1][1], d1 = out[i][1][2 * h] - center[1][0];
+          int d2 = out[i][0][2 * h + 1] - center[0][1], d3 = out[i][0][2 * h] - center[0][0];
+          d1 += d0 >> 8;
+          d2 += d1 >> 8;
+          d3 += d2 >> 8;
+          const float low = static_cast<float>((d2 & 255) << 16 | (d1 & 255) << 8 | (d0 & 255));
+          const float v = fmaf(static_cast<float>(d3), 0x1p24f, low + offset);
           float* const to = kept + (2 * i + h) * 32;
           *to = (has_kept ? *to + v : v) * scale;
           out[i][0][2 * h] = out[i][0][2 * h + 1] = out[i][1][2 * h] = out[i][1][2 * h + 1] = 0;
@@ -638,17 +622,17 @@ template <int D, int kSplit>
 __global__ void __launch_bounds__(256) MergeKernel(const __grid_constant__ KernelArgs args) {
   constexpr int kTiles = D / 16 / kSplit, kValues = kHeadsPerChunk * D / kSplit, kWarps = 8;
   const DecodeArgs& a = args.a;
+  const CutRow cut = a.cut_rows[blockIdx.x];  // not of the grid before, so it need not wait
+  if (cut.count == 0) return;
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
-  if (static_cast<int>(blockIdx.x) >= a.range_count[1]) return;
-  const Segment segment = a.segments[a.cut_rows[blockIdx.x]];
   const int pieces = args.kv_heads * args.chunks_per_head * kSplit, piece = blockIdx.y;
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
   const std::size_t stride = static_cast<std::size_t>(pieces) * PartialFloats<D, kSplit>();
-  const float* const all = a.partials + segment.first * stride + piece * PartialFloats<D, kSplit>();
+  const float* const all = a.partials + cut.first * stride + piece * PartialFloats<D, kSplit>();
   float result[2 * kTiles] = {}, mass = 0.f, top = -INFINITY;
-  for (int i = warp; i < segment.count; i += kWarps) {
+  for (int i = warp; i < cut.count; i += kWarps) {
     const float* const from = all + i * stride;
     const float2 own = *reinterpret_cast<const float2*>(from + kValues + 2 * t);
     float4 part[kTiles / 2];
@@ -695,7 +679,7 @@ __global__ void __launch_bounds__(256) MergeKernel(const __grid_constant__ Kerne
   const int chunk = piece / kSplit, kv_head = chunk / args.chunks_per_head;
   const int head = (chunk % args.chunks_per_head) * kHeadsPerChunk + t;
   if (head >= args.group) return;
-  StoreResult<kTiles>(args, segment.row, (kv_head * args.group + head) * D + piece % kSplit * (D / kSplit) + 2 * g, mass, result);
+  StoreResult<kTiles>(args, cut.row, (kv_head * args.group + head) * D + piece % kSplit * (D / kSplit) + 2 * g, mass, result);
 }
 
 // Dims of the output are split over this many warps, each of which computes all scores, where a warp's registers cannot hold all sums.
@@ -760,7 +744,6 @@ Result<DecodeLaunch> DecodeLaunchFor(const DecodeShape& shape) {
   }
   if (launch.heads < 1) return Unimplemented("too little shared memory for the attention kernel: " + std::to_string(shared) + " bytes");
   launch.columns = (shape.kv_heads + launch.heads - 1) / launch.heads;
-  if (launch.columns > kMaxColumns) return Unimplemented("too many KV heads for the attention kernel: " + std::to_string(shape.kv_heads));
   launch.grid = std::max(1, multiprocessors / launch.columns) * launch.columns;
   return launch;
 }

@@ -49,9 +49,8 @@ struct DecodeArgs {
   const std::uint32_t* blocks = nullptr;  // [blocks][8] page ids: K planes 0 .. 3, V planes 0 .. 3; all ones: absent
   const Segment* segments = nullptr;
   const Range* ranges = nullptr;
-  const std::int32_t* range_count = nullptr;  // [2] ranges and cut rows, on the device, so that a graph can be replayed with another plan
-  const std::int32_t* cut_rows = nullptr;     // first segments of rows that are cut
-  int max_cut_rows = 0;                       // the merge is launched for so many; 0: no row is cut
+  const CutRow* cut_rows = nullptr;
+  int max_cut_rows = 0;                   // the merge is launched for so many; entries with count 0 are none
   const float* q = nullptr;               // [rows][q_stride], head h at h * head_dim; 16-byte aligned rows
   std::int64_t q_stride = 0;
   void* out = nullptr;                    // [rows][out_stride], of out_type
@@ -59,10 +58,8 @@ struct DecodeArgs {
   ElementType out_type = ElementType::kF32;
   float softmax_scale = 1;
   float* partials = nullptr;              // [DecodePartialFloats]
-  std::uint32_t* counters = nullptr;      // [kDecodeCounters], all zero before the first launch; a launch leaves them zero
 };
 
-inline constexpr int kDecodeCounters = 256;
 /// Floats of `partials` for a plan of `segments`.
 std::size_t DecodePartialFloats(const DecodeShape& shape, std::size_t segments);
 

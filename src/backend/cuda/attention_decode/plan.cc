@@ -1,6 +1,7 @@
 #include "backend/cuda/attention_decode/plan.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "base/check.h"
 
@@ -11,9 +12,6 @@ constexpr std::int64_t kPlaneWeight = 16;
 constexpr std::int64_t kBlockWeight = 6;  // a block's own cost, in sixteenths of a plane
 // Below this a cut costs more than it wins: about the bytes of a TARGET block.
 constexpr std::int64_t kMinRangeWeight = 8 * kPlaneWeight;
-// Memory does not serve all multiprocessors equally fast, so part of the work is kept back and given out in ranges that shrink towards
-// the end: the one that is late by a range at the end should be late by little.
-constexpr std::int64_t kFirstShare = 80;  // percent of a group's share that it gets at once
 
 std::int64_t Weight(const BlockView& block) {
   std::int64_t planes = 0;
@@ -38,19 +36,21 @@ void PlanDecode(std::span<const QueryItem> items, std::span<const BlockView> blo
     total += own;
     longest = std::max(longest, own);
   }
-  const std::int64_t share = (total + groups - 1) / groups;
-  const std::int64_t floor = std::max(kMinRangeWeight, (longest + kMaxRowSegments - 1) / kMaxRowSegments);
-  const std::int64_t large = share < 6 * floor ? std::max(share, floor) : share * kFirstShare / 100;
-  std::int64_t done = 0, limit = large;  // weight given out, and where the open range should end
-  int open = 0;                          // first segment of the open range
+  const std::int64_t share = std::max({(total + groups - 1) / groups, (longest + kMaxRowSegments - 1) / kMaxRowSegments, kMinRangeWeight});
+  std::int64_t done = 0;  // weight given out
+  int open = 0;           // first segment of the open range
   auto close = [&] {
     const int end = static_cast<int>(plan.segments.size());
     if (end == open) return;
-    plan.ranges.push_back({open, end - open, plan.segments[open].first_block, plan.segments[open].blocks});
+    Range range{};
+    range.segment = open;
+    range.segments = end - open;
+    range.first_block = plan.segments[open].first_block;
+    range.blocks = plan.segments[open].blocks;
+    std::memcpy(range.first_pages, &blocks[range.first_block], std::min(4, range.blocks) * sizeof(BlockView));
+    plan.ranges.push_back(range);
     open = end;
-    limit += static_cast<int>(plan.ranges.size()) < groups ? large : std::max({floor, share / 32, (total - done) / groups});
   };
-  const std::size_t most = MaxRanges(groups);
   for (const QueryItem& item : items) {
     const int count = (item.tokens + kBlockTokens - 1) / kBlockTokens;
     const int first = static_cast<int>(plan.segments.size());
@@ -60,7 +60,8 @@ void PlanDecode(std::span<const QueryItem> items, std::span<const BlockView> blo
       done += weight;
       const bool last = b + 1 == count;
       // Cut where the range is nearest to its share; the last range takes what is left.
-      const bool cut = plan.ranges.size() + 1 < most && done + weight / 2 >= limit;
+      const auto ranges = static_cast<std::int64_t>(plan.ranges.size());
+      const bool cut = ranges + 1 < groups && done + weight / 2 >= share * (ranges + 1);
       if (!cut && !last && b + 1 - start < kMaxSegmentBlocks) continue;
       Segment segment{};
       segment.first_block = item.first_block + start;
@@ -74,9 +75,10 @@ void PlanDecode(std::span<const QueryItem> items, std::span<const BlockView> blo
     }
     const int made = static_cast<int>(plan.segments.size()) - first;
     for (int s = first; s < first + made; ++s) plan.segments[s].count = made;
-    if (made > 1) plan.cut_rows.push_back(first);
+    if (made > 1) plan.cut_rows.push_back({item.row, first, made, 0});
   }
   close();
+  plan.ranges.resize(groups, Range{});
 }
 
 }  // namespace pliant::cuda

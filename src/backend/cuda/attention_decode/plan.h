@@ -1,7 +1,7 @@
-// Room: backend/cuda, decode attention. How the work of one launch is cut: the list (query row, block) is divided into ranges; a group
-// of warps takes a range at a time for a run of KV heads, first a large one each, then small ones as they come free. A query row
-// that is cut yields partial results, merged by a second kernel. Built on the host once a step, used by every layer.
-// Pure, any thread.
+// Room: backend/cuda, decode attention. How the work of one launch is cut: the list (query row, block) is divided into ranges of equal
+// bytes, one for every group of warps that works at once. A query row that is cut yields partial results, merged by a second kernel.
+// (Ranges taken from a queue, shrinking towards the end, were measured: they balance no better and cost a cut each.) Built on the host
+// once a step, used by every layer. Pure, any thread.
 #pragma once
 
 #include <cstdint>
@@ -31,33 +31,42 @@ struct Segment {
 };
 static_assert(sizeof(Segment) == 32);
 
-/// Consecutive segments, worked by one group; the first one's blocks stand here too, which saves the start a load.
+/// Consecutive segments, worked by one group. What the start needs of the first one stands here too, which saves two loads.
 struct Range {
   std::int32_t segment;
-  std::int32_t segments;
-  std::int32_t first_block;
+  std::int32_t segments;     // 0: nothing to do
+  std::int32_t first_block;  // of the first segment
   std::int32_t blocks;
+  std::uint32_t first_pages[4][2 * kPlanes];  // of its first (up to) four blocks
 };
-static_assert(sizeof(Range) == 16);
+static_assert(sizeof(Range) == 144);
 
 /// A warp's integer sums stay below 2^31 up to this many blocks.
 inline constexpr int kMaxSegmentBlocks = 256;
-/// Segments that one row is cut into at most (beyond what kMaxSegmentBlocks asks for): bounds the merge.
-inline constexpr int kMaxRowSegments = 96;
+
+/// A query row in more than one segment. Device and host layout.
+struct CutRow {
+  std::int32_t row, first, count;
+  std::int32_t pad;
+};
+static_assert(sizeof(CutRow) == 16);
 
 struct DecodePlan {
   std::vector<Segment> segments;
   std::vector<Range> ranges;
-  std::vector<std::int32_t> cut_rows;  // first segments of rows of more than one
+  std::vector<CutRow> cut_rows;
 };
 
-/// `groups`: groups of warps that work at once, at least 1. `plan` is overwritten (its memory is reused).
+/// A row is cut into no more segments than this (beyond what kMaxSegmentBlocks asks for): bounds the merge.
+inline constexpr int kMaxRowSegments = 96;
+
+/// `groups`: groups of warps that work at once, at least 1; the plan has so many ranges, the last ones empty if need be. `plan` is
+/// overwritten (its memory is reused).
 void PlanDecode(std::span<const QueryItem> items, std::span<const BlockView> blocks, int groups, DecodePlan& plan);
 
-/// Ranges and segments that a plan may have at most.
-constexpr std::size_t MaxRanges(std::size_t groups) { return 6 * groups + 4; }
+/// Segments that a plan may have at most.
 constexpr std::size_t MaxSegments(std::size_t items, std::size_t blocks, std::size_t groups) {
-  return items + MaxRanges(groups) + blocks / kMaxSegmentBlocks;
+  return items + groups + blocks / kMaxSegmentBlocks;
 }
 
 }  // namespace pliant::cuda

@@ -10,7 +10,7 @@
 
 namespace pliant::cuda {
 
-/// out[r] = table[tokens[r]] (bf16 to f32), cols even.
+/// out[r] = table[tokens[r]] (bf16 to f32).
 void LaunchEmbed(const std::uint16_t* table, const std::int32_t* tokens, int rows, int cols, float* out, cudaStream_t stream);
 
 /// out[r] = x[i] / rms(x[i]) * weight, i = sources[r], or r without sources. x may be out when both are f32 and sources is null.
