@@ -137,7 +137,7 @@ class Backend {
   virtual void QkvToCache(const QkvParams& params, const RopeTable& rope, TensorId qkv) = 0;
   /// out[rows, heads * head_dim] = softmax(q kᵀ * softmax_scale, causal) v, read from the planes of `layer`.
   virtual void Attention(int layer, int heads, float softmax_scale, TensorId qkv, TensorId out) = 0;
-  /// gate_up: [rows, 2F], gate first. out[rows, F] = silu(gate) * up.
+  /// gate_up: [rows, 2F], gate first. out[rows, F] = silu(gate) * up. Uses gate_up up: its contents are undefined after.
   virtual void SiluMul(TensorId gate_up, TensorId out) = 0;
   /// logits = norm(x[logit_rows]) Wᵀ, kept for Logits().
   virtual void Logits(TensorId x, VectorId norm, float eps, MatrixId weight) = 0;

@@ -50,7 +50,7 @@ TEST(CpuOps, SiluMulMatchesTheDefinitionOverTheWholeRange) {
       gate_up[i] = -200.0f + 0.01f * static_cast<float>(i);
       gate_up[kCols + i] = 1.5f;
     }
-    ChooseCpuOps(level).silu_mul(gate_up.data(), kCols, out.data());
+    ChooseCpuOps(level).silu_mul(gate_up.data(), gate_up.data() + kCols, kCols, out.data());
     for (int i = 0; i < kCols; ++i) {
       const double g = gate_up[i];
       const double want = g / (1 + std::exp(-g)) * 1.5;
@@ -68,7 +68,7 @@ TEST(CpuOps, NonFiniteStaysNonFinite) {
     gate_up[1] = inf;
     gate_up[32 + 2] = nan;
     gate_up[31] = nan;
-    ChooseCpuOps(level).silu_mul(gate_up.data(), 32, out.data());
+    ChooseCpuOps(level).silu_mul(gate_up.data(), gate_up.data() + 32, 32, out.data());
     EXPECT_TRUE(std::isnan(out[0]));
     EXPECT_FALSE(std::isfinite(out[1]));
     EXPECT_TRUE(std::isnan(out[2]));

@@ -111,6 +111,7 @@ CpuBackend::Tensor& CpuBackend::At(TensorId id) {
 CpuBackend::Tensor& CpuBackend::AtF32(TensorId id) {
   Tensor& tensor = At(id);
   if (!tensor.f32_current) {
+    PLIANT_CHECK(tensor.bf16_current, "the tensor was used up by SiluMul");
     for (std::int64_t r = 0; r < Rows(); ++r) {
       for (std::int64_t c = 0; c < tensor.cols; ++c) {
         tensor.f32[r * tensor.cols + c] = Bf16ToFloat(tensor.bf16[r * tensor.bf16_stride + c]);
@@ -200,11 +201,13 @@ Status CpuBackend::BeginStep(const StepBatch& batch) {
   }
   PLIANT_RETURN_IF_ERROR(kv_->BeginStep(batch));
   batch_ = batch;
+  pending_.reset();
   logit_count_ = 0;
   return Status::Ok();
 }
 
 void CpuBackend::Embed(MatrixId table, TensorId out) {
+  Flush();
   const PackedMatrix& matrix = At(table);
   Tensor& to = At(out);
   PLIANT_CHECK(to.cols == matrix.cols, "embedding and tensor differ in width");
@@ -218,6 +221,7 @@ void CpuBackend::Embed(MatrixId table, TensorId out) {
 }
 
 void CpuBackend::RmsNorm(TensorId x, VectorId weight, float eps, TensorId out) {
+  Flush();
   const Tensor& from = AtF32(x);
   Tensor& to = At(out);
   PLIANT_CHECK(from.cols == to.cols, "norm of another width");
@@ -228,44 +232,64 @@ void CpuBackend::RmsNorm(TensorId x, VectorId weight, float eps, TensorId out) {
   });
 }
 
-void CpuBackend::Multiply(Tensor& x, std::int64_t rows, const PackedMatrix& weight,
-                          const float* bias, float* out, std::int64_t out_stride, bool accumulate) {
-  GemmCall call;
-  call.weight = &weight;
+void CpuBackend::PrepareInput(Tensor& x, std::int64_t rows, GemmCall& call) {
   call.rows = rows;
   call.x = x.f32;
   call.x_stride = x.cols;
+  if (!gemm_.kernel().wants_bf16(rows)) return;
+#if defined(__x86_64__)
+  if (!x.bf16_current) {
+    PLIANT_CHECK(x.f32_current, "the tensor was used up by SiluMul");
+    ForRows(rows, x.cols, [&](std::int64_t r, int) {
+      ConvertRowsToBf16(x.f32, x.cols, x.cols, r, r + 1, x.bf16, x.bf16_stride);
+    });
+    x.bf16_current = true;
+  }
+#endif
+  call.x_bf16 = x.bf16;
+  call.x_bf16_stride = x.bf16_stride;
+}
+
+void CpuBackend::Multiply(Tensor& x, std::int64_t rows, const PackedMatrix& weight,
+                          const float* bias, float* out, std::int64_t out_stride, bool accumulate) {
+  GemmCall call;
+  PrepareInput(x, rows, call);
+  call.weight = &weight;
   call.bias = bias;
   call.out = out;
   call.out_stride = out_stride;
   call.accumulate = accumulate;
-  if (gemm_.kernel().wants_bf16(rows)) {
-#if defined(__x86_64__)
-    if (!x.bf16_current) {
-      ForRows(rows, weight.cols, [&](std::int64_t r, int) {
-        ConvertRowsToBf16(x.f32, x.cols, weight.cols, r, r + 1, x.bf16, x.bf16_stride);
-      });
-      x.bf16_current = true;
-    }
-#endif
-    call.x_bf16 = x.bf16;
-    call.x_bf16_stride = x.bf16_stride;
-  }
   gemm_.Run(call);
 }
 
 void CpuBackend::MatMul(TensorId x, MatrixId weight, VectorId bias, TensorId out, bool accumulate) {
+  Flush();
   const PackedMatrix& matrix = At(weight);
   Tensor& from = gemm_.kernel().wants_bf16(Rows()) ? At(x) : AtF32(x);
   Tensor& to = accumulate ? AtF32(out) : At(out);
   PLIANT_CHECK(x != out, "a product cannot overwrite its input");
   PLIANT_CHECK(from.cols == matrix.cols && to.cols == matrix.rows, "sizes of a product disagree");
+  if (!accumulate && !bias.valid() && gemm_.kernel().gates(Rows(), matrix)) {
+    pending_ = PendingProduct{x, weight, out};
+    return;
+  }
   Multiply(from, Rows(), matrix, At(bias, matrix.rows), to.f32, to.cols, accumulate);
   to.f32_current = true;
   to.bf16_current = false;
 }
 
+void CpuBackend::Flush() {
+  if (!pending_.has_value()) return;
+  const PendingProduct product = *pending_;
+  pending_.reset();
+  Tensor& to = At(product.out);
+  Multiply(At(product.x), Rows(), At(product.weight), nullptr, to.f32, to.cols, false);
+  to.f32_current = true;
+  to.bf16_current = false;
+}
+
 void CpuBackend::QkvToCache(const QkvParams& params, const RopeTable& rope, TensorId qkv) {
+  Flush();
   Tensor& tensor = AtF32(qkv);
   const auto norm = [this](VectorId id) {
     return id.valid() ? std::span<const float>(vectors_.at(id.value())) : std::span<const float>();
@@ -281,6 +305,7 @@ void CpuBackend::QkvToCache(const QkvParams& params, const RopeTable& rope, Tens
 }
 
 void CpuBackend::Attention(int layer, int heads, float softmax_scale, TensorId qkv, TensorId out) {
+  Flush();
   const Tensor& query = AtF32(qkv);
   Tensor& to = At(out);
   kv_->Attention(layer, heads, softmax_scale, {query.f32, query.cols}, {to.f32, to.cols});
@@ -289,15 +314,34 @@ void CpuBackend::Attention(int layer, int heads, float softmax_scale, TensorId q
 }
 
 void CpuBackend::SiluMul(TensorId gate_up, TensorId out) {
-  const Tensor& from = AtF32(gate_up);
   Tensor& to = At(out);
-  PLIANT_CHECK(from.cols == 2 * to.cols, "gate and up are not twice the output");
+  PLIANT_CHECK(At(gate_up).cols == 2 * to.cols, "gate and up are not twice the output");
+  if (pending_.has_value() && pending_->out == gate_up && pending_->x != out) {
+    const PendingProduct product = *pending_;
+    pending_.reset();
+    GemmCall call;
+    PrepareInput(At(product.x), Rows(), call);
+    call.weight = &At(product.weight);
+    call.gated = to.bf16;
+    call.gated_stride = to.bf16_stride;
+    call.silu_mul = ops_->silu_mul;
+    gemm_.Run(call);
+    Tensor& used_up = At(gate_up);
+    used_up.f32_current = used_up.bf16_current = false;
+    to.f32_current = false;
+    to.bf16_current = true;
+    return;
+  }
+  Flush();
+  const Tensor& from = AtF32(gate_up);
   FillRows(to, Rows(), [&](std::int64_t r, float* row) {
-    ops_->silu_mul(from.f32 + r * from.cols, to.cols, row);
+    const float* gate = from.f32 + r * from.cols;
+    ops_->silu_mul(gate, gate + to.cols, to.cols, row);
   });
 }
 
 void CpuBackend::Logits(TensorId x, VectorId norm, float eps, MatrixId weight) {
+  Flush();
   const Tensor& from = AtF32(x);
   const PackedMatrix& matrix = At(weight);
   PLIANT_CHECK(from.cols == matrix.cols, "sizes of the logits' product disagree");
@@ -315,7 +359,10 @@ void CpuBackend::Logits(TensorId x, VectorId norm, float eps, MatrixId weight) {
   Multiply(rows, logit_count_, matrix, nullptr, logits_.f32, matrix.rows, false);
 }
 
-Status CpuBackend::EndStep() { return Status::Ok(); }
+Status CpuBackend::EndStep() {
+  Flush();
+  return Status::Ok();
+}
 
 std::span<const float> CpuBackend::LogitRows() const {
   return {logits_.f32, static_cast<std::size_t>(logit_count_ * logit_cols_)};

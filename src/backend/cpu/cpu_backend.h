@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -71,6 +72,16 @@ class CpuBackend final : public Backend {
   const PackedMatrix& At(MatrixId id) const;
   const float* At(VectorId id, std::int64_t size) const;
   Status GrowTensor(Tensor& tensor, std::int64_t max_rows, std::int64_t cols);
+  /// A product that waits for the next op: when that is SiluMul of it, both become one pass.
+  struct PendingProduct {
+    TensorId x;
+    MatrixId weight;
+    TensorId out;
+  };
+  /// Computes the pending product, if there is one. Every op begins with it.
+  void Flush();
+  /// x in bf16 for a product of `rows` rows, where the kernel reads that.
+  void PrepareInput(Tensor& x, std::int64_t rows, GemmCall& call);
   void Multiply(Tensor& x, std::int64_t rows, const PackedMatrix& weight, const float* bias,
                 float* out, std::int64_t out_stride, bool accumulate);
   /// Fills rows [0, rows) of `out` by fn(row, f32 destination), as bf16 alone where products want
@@ -96,6 +107,7 @@ class CpuBackend final : public Backend {
   std::int64_t most_cols_ = 0;
   std::vector<std::vector<float>> row_buffers_;  // one a thread, most_tensor_cols_ long
   StepBatch batch_;
+  std::optional<PendingProduct> pending_;
   Tensor logit_x_;  // normed rows that logits are wanted of
   Tensor logits_;   // their logits
   std::int64_t logit_cols_ = 0;

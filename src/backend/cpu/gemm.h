@@ -28,6 +28,13 @@ struct GemmCall {
   bool accumulate = false;      // out += instead of out =
   float* out = nullptr;
   std::int64_t out_stride = 0;
+  /// When set (see GemmKernel::gates), the upper half of the weight's rows is a gate, the lower
+  /// half what it gates: silu(gate) * up goes to `gated` as [rows][weight rows / 2] bf16, and out,
+  /// bias and accumulate are not used. A prefill's gate and up are the largest activations by far;
+  /// so they never leave L1.
+  std::uint16_t* gated = nullptr;
+  std::int64_t gated_stride = 0;
+  void (*silu_mul)(const float* gate, const float* up, std::int64_t count, float* out) = nullptr;
 };
 
 struct GemmKernel {
@@ -36,7 +43,10 @@ struct GemmKernel {
   std::size_t (*scratch_bytes)(std::int64_t blocks);
   /// The kernel reads x_bf16 for this many rows (and f32 x otherwise).
   bool (*wants_bf16)(std::int64_t rows);
-  /// Computes the output columns of panels [begin, end). Threads may run disjoint ranges at once.
+  /// The kernel can do `gated` for this many rows of x and this weight.
+  bool (*gates)(std::int64_t rows, const PackedMatrix& weight);
+  /// Computes the output columns of panels [begin, end); of the gate's panels when `gated` is set.
+  /// Threads may run disjoint ranges at once.
   void (*run)(const GemmCall& call, std::int64_t begin, std::int64_t end, std::byte* scratch);
 };
 

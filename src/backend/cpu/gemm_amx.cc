@@ -38,7 +38,8 @@ constexpr std::int64_t kPairBytes = 2 * kTileBytes;  // a block's 32 rows of wei
 constexpr std::int64_t kLag = 2;
 constexpr std::int64_t kRing = 4;      // blocks in flight between dequantise and multiply
 constexpr std::int64_t kFewRows = 64;  // at most so many take the decode shape
-constexpr std::int64_t kRowBlockBytes = std::int64_t{768} << 10;  // of x that should stay in L2
+constexpr std::int64_t kGroupBytes = std::int64_t{320} << 10;  // of weights at a time, in L2
+constexpr std::int64_t kMostGroup = 16;                        // panels at a time
 
 // Operand of LDTILECFG (Intel SDM): palette, start row, then bytes a row and rows of each tile.
 struct alignas(64) TileConfig {
@@ -313,16 +314,16 @@ PLIANT_TARGET_AMX void DequantPanelRight(const std::byte* panel, std::int64_t bl
   }
 }
 
+// Tiles 0 and 1: 16 rows of x with two right operands; 2 and 3: the next 16 rows. The rows stay in
+// L1 while panel after panel passes; TILELOADDT1 keeps the panels from pushing them out.
 template <int kRowTiles>
-PLIANT_INLINE_AMX void RowsMany(const GemmCall& call, const Panel& panel, const std::byte* weights,
-                                std::int64_t row) {
-  const std::int64_t blocks = call.weight->blocks;
-  const std::int64_t stride = call.x_bf16_stride * 2;
-  const auto* x = reinterpret_cast<const std::byte*>(call.x_bf16 + row * call.x_bf16_stride);
+PLIANT_INLINE_AMX void MultiplyRight(const std::byte* x, std::int64_t stride,
+                                     const std::byte* first, const std::byte* second,
+                                     std::int64_t blocks) {
   ZeroSums();
   for (std::int64_t b = 0; b < blocks; ++b) {
-    _tile_loadd(6, weights + b * kPairBytes, 64);
-    _tile_loadd(7, weights + b * kPairBytes + kTileBytes, 64);
+    _tile_stream_loadd(6, first + b * kPairBytes, 64);
+    _tile_stream_loadd(7, second + b * kPairBytes, 64);
     _tile_loadd(4, x + b * 64, stride);
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 4, 7);
@@ -332,13 +333,39 @@ PLIANT_INLINE_AMX void RowsMany(const GemmCall& call, const Panel& panel, const 
       _tile_dpbf16ps(3, 5, 7);
     }
   }
-  alignas(64) std::byte sums[4 * kTileBytes];
+}
+
+template <int kRowTiles>
+PLIANT_INLINE_AMX void StoreSums(std::byte* sums) {
   _tile_stored(0, sums, 64);
   _tile_stored(1, sums + kTileBytes, 64);
   if constexpr (kRowTiles == 2) {
     _tile_stored(2, sums + 2 * kTileBytes, 64);
     _tile_stored(3, sums + 3 * kTileBytes, 64);
   }
+}
+
+// Rows row .. of x with the two halves of a panel.
+template <int kRowTiles>
+PLIANT_INLINE_AMX void RowsMany(const GemmCall& call, const Panel& panel, const std::byte* weights,
+                                std::int64_t row) {
+  const std::int64_t stride = call.x_bf16_stride * 2;
+  const auto* x = reinterpret_cast<const std::byte*>(call.x_bf16 + row * call.x_bf16_stride);
+  MultiplyRight<kRowTiles>(x, stride, weights, weights + kTileBytes, call.weight->blocks);
+  const bool plain = call.bias == nullptr && !call.accumulate;
+  if (plain && panel.width == kPanelRows && call.rows - row >= 16 * kRowTiles) {
+    float* out = call.out + row * call.out_stride + panel.column;
+    const std::int64_t out_stride = call.out_stride * 4;
+    _tile_stored(0, out, out_stride);
+    _tile_stored(1, out + 16, out_stride);
+    if constexpr (kRowTiles == 2) {
+      _tile_stored(2, out + 16 * call.out_stride, out_stride);
+      _tile_stored(3, out + 16 * call.out_stride + 16, out_stride);
+    }
+    return;
+  }
+  alignas(64) std::byte sums[4 * kTileBytes];
+  StoreSums<kRowTiles>(sums);
   const __mmask16 low = ColumnMask(panel.width, 0);
   const __mmask16 high = ColumnMask(panel.width, 1);
   const int rows = static_cast<int>(std::min<std::int64_t>(16 * kRowTiles, call.rows - row));
@@ -350,26 +377,59 @@ PLIANT_INLINE_AMX void RowsMany(const GemmCall& call, const Panel& panel, const 
   }
 }
 
+// Rows row .. of x with 16 outputs of the gate and the same 16 of what it gates.
+template <int kRowTiles>
+PLIANT_INLINE_AMX void RowsGated(const GemmCall& call, const Panel& gate_panel, int half,
+                                 const std::byte* gate, const std::byte* up, std::int64_t row) {
+  const std::int64_t stride = call.x_bf16_stride * 2;
+  const auto* x = reinterpret_cast<const std::byte*>(call.x_bf16 + row * call.x_bf16_stride);
+  MultiplyRight<kRowTiles>(x, stride, gate, up, call.weight->blocks);
+  alignas(64) float sums[4 * kTileBytes / 4];
+  StoreSums<kRowTiles>(reinterpret_cast<std::byte*>(sums));
+  const __mmask16 mask = ColumnMask(gate_panel.width, half);
+  for (int t = 0; t < kRowTiles; ++t) {
+    float* products = sums + t * 512;
+    call.silu_mul(products, products + 256, 256, products);
+    const int rows = static_cast<int>(std::clamp<std::int64_t>(call.rows - row - 16 * t, 0, 16));
+    for (int i = 0; i < rows; ++i) {
+      _mm256_mask_storeu_epi16(
+          call.gated + (row + 16 * t + i) * call.gated_stride + gate_panel.column + 16 * half, mask,
+          (__m256i)_mm512_cvtneps_pbh(_mm512_load_ps(products + 16 * i)));
+    }
+  }
+}
+
+PLIANT_TARGET_AMX void DequantRight(const Panel& panel, std::int64_t blocks, std::byte* to){
+#define PLIANT_DEQUANT_PANEL(FORMAT) DequantPanelRight<FORMAT>(panel.data, blocks, to)
+    PLIANT_SWITCH_FORMAT(panel.segment->format, PLIANT_DEQUANT_PANEL)
+#undef PLIANT_DEQUANT_PANEL
+}
+
+// Panels whose dequantised weights share L2 with the rows of x.
+std::int64_t GroupPanels(std::int64_t blocks) {
+  return std::clamp<std::int64_t>(kGroupBytes / (blocks * kPairBytes), 2, kMostGroup) / 2 * 2;
+}
+
 PLIANT_TARGET_AMX void RunMany(const GemmCall& call, std::int64_t begin, std::int64_t end,
                                std::byte* scratch) {
   const std::int64_t blocks = call.weight->blocks;
-  const std::int64_t row_block =
-      std::max<std::int64_t>(64, kRowBlockBytes / (blocks * 64) / 32 * 32);
+  const std::int64_t panel_bytes = blocks * kPairBytes;
+  const std::int64_t group = GroupPanels(blocks);
   ConfigureTiles(16);
-  for (std::int64_t first = 0; first < call.rows; first += row_block) {
-    const std::int64_t last = std::min(call.rows, first + row_block);
-    for (std::int64_t p = begin; p < end; ++p) {
-      const Panel panel = PanelAt(*call.weight, p);
-#define PLIANT_DEQUANT_PANEL(FORMAT) DequantPanelRight<FORMAT>(panel.data, blocks, scratch)
-      PLIANT_SWITCH_FORMAT(panel.segment->format, PLIANT_DEQUANT_PANEL)
-#undef PLIANT_DEQUANT_PANEL
-      StoresAreSeen();
-      StoresAreSeen();
-      for (std::int64_t row = first; row < last; row += 32) {
-        if (last - row > 16) {
-          RowsMany<2>(call, panel, scratch, row);
+  for (std::int64_t first = begin; first < end; first += group) {
+    const auto count = static_cast<int>(std::min(group, end - first));
+    Panel panels[kMostGroup];
+    for (int i = 0; i < count; ++i) {
+      panels[i] = PanelAt(*call.weight, first + i);
+      DequantRight(panels[i], blocks, scratch + i * panel_bytes);
+    }
+    StoresAreSeen();
+    for (std::int64_t row = 0; row < call.rows; row += 32) {
+      for (int i = 0; i < count; ++i) {
+        if (call.rows - row > 16) {
+          RowsMany<2>(call, panels[i], scratch + i * panel_bytes, row);
         } else {
-          RowsMany<1>(call, panel, scratch, row);
+          RowsMany<1>(call, panels[i], scratch + i * panel_bytes, row);
         }
       }
     }
@@ -377,9 +437,49 @@ PLIANT_TARGET_AMX void RunMany(const GemmCall& call, std::int64_t begin, std::in
   _tile_release();
 }
 
+// As RunMany, over pairs of a gate's panel and the panel that it gates.
+PLIANT_TARGET_AMX void RunGated(const GemmCall& call, std::int64_t begin, std::int64_t end,
+                                std::byte* scratch) {
+  const std::int64_t blocks = call.weight->blocks;
+  const std::int64_t panel_bytes = blocks * kPairBytes;
+  const std::int64_t group = GroupPanels(blocks) / 2;
+  const std::int64_t gates = call.weight->panels / 2;
+  ConfigureTiles(16);
+  for (std::int64_t first = begin; first < end; first += group) {
+    const auto count = static_cast<int>(std::min(group, end - first));
+    Panel panels[kMostGroup];
+    for (int i = 0; i < count; ++i) {
+      panels[i] = PanelAt(*call.weight, first + i);
+      DequantRight(panels[i], blocks, scratch + 2 * i * panel_bytes);
+      DequantRight(PanelAt(*call.weight, gates + first + i), blocks,
+                   scratch + (2 * i + 1) * panel_bytes);
+    }
+    StoresAreSeen();
+    for (std::int64_t row = 0; row < call.rows; row += 32) {
+      for (int i = 0; i < 2 * count; ++i) {
+        const int half = i % 2;
+        const std::byte* gate = scratch + i / 2 * 2 * panel_bytes + half * kTileBytes;
+        if (call.rows - row > 16) {
+          RowsGated<2>(call, panels[i / 2], half, gate, gate + panel_bytes, row);
+        } else {
+          RowsGated<1>(call, panels[i / 2], half, gate, gate + panel_bytes, row);
+        }
+      }
+    }
+  }
+  _tile_release();
+}
+
+bool Gates(std::int64_t rows, const PackedMatrix& weight) {
+  if (rows <= kFewRows || weight.rows % 2 != 0 || weight.panels % 2 != 0) return false;
+  return PanelAt(weight, weight.panels / 2).column == weight.rows / 2;
+}
+
 void Run(const GemmCall& call, std::int64_t begin, std::int64_t end, std::byte* scratch) {
   if (begin >= end || call.rows == 0) return;
-  if (call.rows <= kFewRows) {
+  if (call.gated != nullptr) {
+    RunGated(call, begin, end, scratch);
+  } else if (call.rows <= kFewRows) {
     RunFew(call, begin, end, scratch);
   } else {
     RunMany(call, begin, end, scratch);
@@ -387,15 +487,15 @@ void Run(const GemmCall& call, std::int64_t begin, std::int64_t end, std::byte* 
 }
 
 std::size_t ScratchBytes(std::int64_t blocks) {
-  return static_cast<std::size_t>(blocks * kPairBytes + kFewRows / 16 * blocks * kTileBytes +
-                                  kRing * kPairBytes);
+  const std::int64_t few = (kFewRows / 16 * kTileBytes + kPairBytes) * blocks + kRing * kPairBytes;
+  return static_cast<std::size_t>(std::max(few, GroupPanels(blocks) * blocks * kPairBytes));
 }
 
 }  // namespace
 
 const GemmKernel& AmxGemmKernel() {
   static const GemmKernel kernel{"amx bf16", ScratchBytes,
-                                 [](std::int64_t rows) { return rows > kFewRows; }, Run};
+                                 [](std::int64_t rows) { return rows > kFewRows; }, Gates, Run};
   return kernel;
 }
 

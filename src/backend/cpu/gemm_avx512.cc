@@ -109,7 +109,8 @@ const GemmKernel& Avx512Bf16GemmKernel() {
   static const GemmKernel kernel{
       "avx512 bf16",
       [](std::int64_t blocks) { return static_cast<std::size_t>(blocks * kBlockBytes); },
-      [](std::int64_t) { return true; }, Run};
+      [](std::int64_t) { return true; }, [](std::int64_t, const PackedMatrix&) { return false; },
+      Run};
   return kernel;
 }
 

@@ -238,9 +238,10 @@ std::size_t ScratchBytes(std::int64_t blocks) {
 }
 
 bool WantsBf16(std::int64_t) { return false; }
+bool Gates(std::int64_t, const PackedMatrix&) { return false; }
 
 const GemmKernel& Kernel() {
-  static const GemmKernel kernel{hwy::TargetName(HWY_TARGET), ScratchBytes, WantsBf16, Run};
+  static const GemmKernel kernel{hwy::TargetName(HWY_TARGET), ScratchBytes, WantsBf16, Gates, Run};
   return kernel;
 }
 

@@ -17,7 +17,7 @@ Status GemmRunner::Reserve(std::int64_t blocks) {
 void GemmRunner::Run(const GemmCall& call) {
   PLIANT_CHECK(call.weight->blocks <= blocks_, "scratch is too small for the matrix");
   if (call.rows == 0) return;
-  const std::int64_t panels = call.weight->panels;
+  const std::int64_t panels = call.gated != nullptr ? call.weight->panels / 2 : call.weight->panels;
   const int threads = pool_->threads();
   pool_->Run([&](int worker) {
     const std::int64_t begin = panels * worker / threads;

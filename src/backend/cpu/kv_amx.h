@@ -5,14 +5,18 @@
 // Notation. A code is 256 hi + lo - 32768 with hi, lo unsigned bytes; hi is kept as hi - 128
 // (signed, XOR 0x80), lo as it is. A query element is 256 qh + ql, both signed bytes; a weight is
 // 256 ph + pl, both unsigned. A product is then
-//   65536 (h h) + 256 (h l + l h) + l l,
-// three exact 32-bit sums over tiles; a result is taken in units of 256: (hh << 8) + x + (ll >> 8).
-// With 8 bits resident lo reads as 128 everywhere, so that the lo pass is a constant, (sum of query
-// or weight) >> 1; with 4 bits lo reads as 0 and the low digit of hi as 8.
+//   65536 (h h) + 256 (h l + l h) + l l.
+// The first two are exact 32-bit sums over tiles. In the last, lo is taken for its mean, 128, which
+// makes it a constant of the query (or the weights): the error is of the size of their rounding to
+// 16 bits, and a third of the tile sums and stores is saved. In units of 256 a result is
+//   (hh << 8) + x + constant.
+// With 8 bits resident lo reads as 128 everywhere: there is no lo pass, and the constant, (sum of
+// query or weights) >> 1, is exact. With 4 bits lo reads as 0 and the low digit of hi as 8; the
+// constant stays, so that a block gives the same bits whatever the blocks beside it have.
 //
-// The scale of V is 2^e m with m in [1, 2): e is added to the logit (so that the maximum of a step
-// is the maximum of what V's codes are weighted by), m is multiplied into the weight before it is
-// rounded to 16 bits, and the sum of weights takes 2^-e.
+// The logarithm of V's scale is added to the logit: the maximum of a step is then the maximum of
+// what V's codes are weighted by, a weight is exp2 of the difference in 16 bits, and the sum of
+// weights takes one over the scale.
 #pragma once
 
 #if defined(__x86_64__)
@@ -33,9 +37,9 @@
 
 #include "backend/cpu/kv_attention.h"
 
-#define PLIANT_KV_AMX                                                               \
-  __attribute__((                                                                   \
-      target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma,amx-tile,amx-" \
+#define PLIANT_KV_AMX                                                                          \
+  __attribute__((                                                                              \
+      target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma,amx-tile,amx-" \
              "int8")))
 #define PLIANT_KV_AMX_INLINE PLIANT_KV_AMX inline __attribute__((always_inline))
 // The tile intrinsics do not tell the compiler what memory they read.
@@ -50,27 +54,28 @@ inline constexpr int kTile = 1024;  // bytes
 inline constexpr int kVector = 16;  // columns, or tokens, of a vector
 inline constexpr float kNoLogit = -1e30f;
 inline constexpr float kLog2E = 1.44269504088896340736f;
-inline constexpr float kQueryLevels = 32512.0f;   // 127 * 256: hi stays within a signed byte
-inline constexpr float kWeightLevels = 32767.0f;  // times m < 2: below 65536
+inline constexpr float kQueryLevels = 32512.0f;  // 127 * 256: hi stays within a signed byte
+/// log2 of the largest integer weight, a little below 65536.
+inline constexpr float kWeightBits = 15.9999f;
 /// Units of a sum over weights and codes, divided out at the end of a split.
-inline constexpr float kOutputUnit = 256.0f / (kWeightLevels * 32768.0f);
+inline constexpr float kOutputUnit = 256.0f / 32768.0f;
 
-/// Where a side of a step's blocks lies, plane by plane. An absent plane points to a constant row
-/// and has stride 0.
+/// Where a side of a step's blocks lies, plane by plane. An absent plane points to constant rows.
 struct PlaneSource {
   const std::uint8_t* rows[kStepBlocks][kPlanes];
-  std::ptrdiff_t stride[kStepBlocks][kPlanes];
   /// 1 or 2: every block has exactly so many planes; 4: lo is computed for all.
   int depth;
 };
 
-/// The scales of a step's tokens as the kernels use them. Tokens that are not there have exponent
-/// -inf and the rest 0.
+/// Place of a depth (1, 2 or 4) in a table.
+constexpr int DepthIndex(int depth) { return depth / 2; }
+
+/// The scales of a step's tokens as the kernels use them. Tokens that are not there have log_value
+/// -inf and the rest 0; rows that are not finite have NaN.
 struct alignas(64) StepScales {
   float key[kStep];
-  float exponent[kStep];          // e of V's scale
-  float weight[kStep];            // m * kWeightLevels
-  float inverse_exponent[kStep];  // 2^-e
+  float log_value[kStep];      // log2 of V's scale, at least -100
+  float inverse_value[kStep];  // 2^-log_value
 };
 
 /// Tile palette 1 with every tile 16 rows of 64 bytes, and flush-to-zero arithmetic, for the life
@@ -101,7 +106,7 @@ class TileScope {
   unsigned mxcsr_;
 };
 
-/// 2^x for x <= 0, relative error 1.5e-7; exactly 1 for 0, 0 for -inf, NaN for NaN. Minimax
+/// 2^x for x < 128, relative error 1.5e-7; exactly 1 for 0, 0 for -inf, NaN for NaN. Minimax
 /// polynomial of 2^f on [0, 1) with p(0) = 1.
 PLIANT_KV_AMX_INLINE __m512 Exp2(__m512 x) {
   const __m512 f = _mm512_reduce_ps(x, 0x09);  // x - floor(x)
@@ -114,10 +119,10 @@ PLIANT_KV_AMX_INLINE __m512 Exp2(__m512 x) {
   return _mm512_scalef_ps(p, x);  // p * 2^floor(x)
 }
 
-/// Logit (log2 units, with V's exponent) of integer sums.
+/// Logit (log2 units, with V's scale) of integer sums.
 PLIANT_KV_AMX_INLINE __m512 Logit(__m512i sum, __m512 key_scale, __m512 query_scale,
-                                  __m512 exponent) {
-  return _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(sum), key_scale), query_scale, exponent);
+                                  __m512 log_value) {
+  return _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(sum), key_scale), query_scale, log_value);
 }
 
 /// Running maximum, sum and output factors of 16 columns (or of a few) when a step comes in.
@@ -173,8 +178,8 @@ template <int kDim>
 struct alignas(64) QueryColumn {
   std::int8_t hi[kDim];
   std::int8_t lo[kDim];
-  std::int32_t sum;  // of the 16-bit values
-  float scale;       // NaN for a query that is not finite
+  std::int32_t constant[3];  // what x starts from, by DepthIndex
+  float scale;               // NaN for a query that is not finite
 };
 
 /// Chunk and offset of unpacked dims: 64-byte chunks hold the even dims of a row, then its odd dims
@@ -199,13 +204,13 @@ PLIANT_KV_AMX void QuantizeQuery(const float* q, float softmax_scale, QueryColum
           : std::nanf("");
   alignas(64) std::int16_t codes[kDim];
   __m512i sum = _mm512_setzero_si512();
+  __m512i low_sum = _mm512_setzero_si512();
   for (int i = 0; i < kDim; i += kVector) {
     const __m512 v = usable ? _mm512_loadu_ps(q + i) : _mm512_setzero_ps();
     const __m512i code = _mm512_cvtps_epi32(_mm512_mul_ps(v, _mm512_set1_ps(inverse)));
     sum = _mm512_add_epi32(sum, code);
     _mm256_store_si256(reinterpret_cast<__m256i*>(codes + i), _mm512_cvtepi32_epi16(code));
   }
-  column.sum = _mm512_reduce_add_epi32(sum);
   for (int j = 0; j < kDim / 2; j += kVector) {
     const __m512i pair = _mm512_load_si512(codes + 2 * j);
     const __m512i parts[2] = {_mm512_srai_epi32(_mm512_slli_epi32(pair, 16), 16),
@@ -213,11 +218,16 @@ PLIANT_KV_AMX void QuantizeQuery(const float* q, float softmax_scale, QueryColum
     for (int odd = 0; odd < 2; ++odd) {
       const int at = kDim == 64 ? odd * 32 + j : j / 64 * 128 + odd * 64 + j % 64;
       const __m512i lo = _mm512_srai_epi32(_mm512_slli_epi32(parts[odd], 24), 24);
+      low_sum = _mm512_add_epi32(low_sum, lo);
       const __m512i hi = _mm512_srai_epi32(_mm512_sub_epi32(parts[odd], lo), 8);
       _mm_storeu_si128(reinterpret_cast<__m128i*>(column.lo + at), _mm512_cvtepi32_epi8(lo));
       _mm_storeu_si128(reinterpret_cast<__m128i*>(column.hi + at), _mm512_cvtepi32_epi8(hi));
     }
   }
+  const std::int32_t low = _mm512_reduce_add_epi32(low_sum) >> 1;
+  column.constant[DepthIndex(1)] = low;
+  column.constant[DepthIndex(2)] = _mm512_reduce_add_epi32(sum) >> 1;
+  column.constant[DepthIndex(kPlanes)] = low;
 }
 
 /// A right operand: [dim / 4][column 16][4 dims] from 16 rows of 64 bytes.
@@ -236,6 +246,48 @@ bool DescribeStep(const AttentionHead& head, int first, int end, PlaneSource& ke
                   PlaneSource& value);
 /// The scales of the same step.
 void LoadScales(const AttentionHead& head, int first, int end, StepScales& scales);
+
+/// Brings the planes of the step ahead into the second-level cache, a few lines at a time, so that
+/// memory works through all phases of a step and not only while planes are unpacked.
+class Prefetcher {
+ public:
+  /// Takes on the resident planes of a step; what was left of the one before is dropped.
+  void Start(const AttentionHead& head, int first, int end);
+  /// Fetches the next few lines. A step unpacks 64 * head_dim / 64 times two lines a plane, and
+  /// this is called as often.
+  PLIANT_KV_AMX_INLINE void Issue() {
+    if (chunk_ == chunks_) return;
+    const std::uint8_t* at = rows_[chunk_] + offset_;
+    _mm_prefetch(at, _MM_HINT_T1);
+    _mm_prefetch(at + 64, _MM_HINT_T1);
+    if (lines_ > 2) {
+      _mm_prefetch(at + 128, _MM_HINT_T1);
+      _mm_prefetch(at + 192, _MM_HINT_T1);
+    }
+    if (lines_ > 4) {
+      _mm_prefetch(at + 256, _MM_HINT_T1);
+      _mm_prefetch(at + 320, _MM_HINT_T1);
+      _mm_prefetch(at + 384, _MM_HINT_T1);
+      _mm_prefetch(at + 448, _MM_HINT_T1);
+    }
+    offset_ += 64 * lines_;
+    if (offset_ == chunk_bytes_) {
+      offset_ = 0;
+      ++chunk_;
+    }
+  }
+  PLIANT_KV_AMX_INLINE void IssueAll() {
+    while (chunk_ != chunks_) Issue();
+  }
+
+ private:
+  const std::uint8_t* rows_[2 * kStepBlocks * kPlanes];
+  int chunks_ = 0;
+  int chunk_ = 0;
+  int chunk_bytes_ = 0;
+  int offset_ = 0;
+  int lines_ = 2;
+};
 
 /// Scratch of the two kernels and their results as AttentionKernel::attend gives them.
 std::size_t NarrowScratchBytes(int head_dim);

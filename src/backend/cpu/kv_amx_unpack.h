@@ -37,53 +37,55 @@ PLIANT_KV_AMX_INLINE __m512i MidDigits() { return _mm512_set1_epi8(static_cast<c
 // of the softmax needs next to each other are then the same row of four tiles
 // (kv_attention_amx_narrow.cc).
 
-PLIANT_KV_AMX_INLINE std::ptrdiff_t KeyOffset(int chunks, int n, int chunk) {
-  return ((n >> 2 & 3) * chunks + chunk) * kTile + (4 * (n >> 4) + (n & 3)) * 64;
-}
-
-/// Stores unpacked bytes of one 64-byte line of K starting at token n: for head dim 64 it holds two
-/// tokens.
+/// Stores unpacked bytes of one 64-byte line of K; `to` is the first token's row in its tile. For
+/// head dim 64 a line holds two tokens, else line `line` of a token fills two chunks.
 template <int kDim>
-PLIANT_KV_AMX_INLINE void StoreKeyLine(__m512i even, __m512i odd, int n, int line,
-                                       std::byte* tiles) {
-  constexpr int kChunks = kDim / 64;
+PLIANT_KV_AMX_INLINE void StoreKeyLine(__m512i even, __m512i odd, int line, std::byte* to) {
   if constexpr (kDim == 64) {
-    std::byte* to = tiles + KeyOffset(kChunks, n, 0);
     _mm512_store_si512(to, _mm512_shuffle_i64x2(even, odd, 0x44));
     _mm512_store_si512(to + 64, _mm512_shuffle_i64x2(even, odd, 0xee));
   } else {
-    _mm512_store_si512(tiles + KeyOffset(kChunks, n, 2 * line), even);
-    _mm512_store_si512(tiles + KeyOffset(kChunks, n, 2 * line + 1), odd);
+    _mm512_store_si512(to + 2 * line * kTile, even);
+    _mm512_store_si512(to + (2 * line + 1) * kTile, odd);
   }
 }
 
-/// Unpacks half `half` of a step. kDepth as PlaneSource::depth; `next` is prefetched.
+/// Unpacks one block's K into the tiles of half a step of which it is block `b`. Prefetches on the
+/// way.
 template <int kDim, int kDepth>
-PLIANT_KV_AMX_INLINE void UnpackKeys(const PlaneSource& source, const PlaneSource& next, int half,
-                                     TileBuffer tiles) {
-  constexpr int kTokens = kDim == 64 ? 2 : 1;          // of one line
-  constexpr int kLines = kDim == 64 ? 1 : kDim / 128;  // of one token
-  for (int b = 0; b < 2; ++b) {
-    const int block = 2 * half + b;
-    const std::uint8_t* const* rows = source.rows[block];
-    const std::ptrdiff_t* stride = source.stride[block];
-    for (int t = 0; t < kBlockTokens; t += kTokens) {
-      for (int line = 0; line < kLines; ++line) {
-        const int n = b * kBlockTokens + t;
-        for (int p = 0; p < kDepth; ++p) {
-          _mm_prefetch(next.rows[block][p] + t * next.stride[block][p] + 64 * line, _MM_HINT_T0);
-        }
-        const __m512i p0 = FlipTop(_mm512_loadu_si512(rows[0] + t * stride[0] + 64 * line));
-        const __m512i p1 =
-            kDepth == 1 ? MidDigits() : _mm512_loadu_si512(rows[1] + t * stride[1] + 64 * line);
-        StoreKeyLine<kDim>(EvenBytes(p0, p1), OddBytes(p0, p1), n, line, tiles.hi);
-        if constexpr (kDepth == kPlanes) {
-          const __m512i p2 = _mm512_loadu_si512(rows[2] + t * stride[2] + 64 * line);
-          const __m512i p3 = _mm512_loadu_si512(rows[3] + t * stride[3] + 64 * line);
-          StoreKeyLine<kDim>(EvenBytes(p2, p3), OddBytes(p2, p3), n, line, tiles.lo);
-        }
+PLIANT_KV_AMX_INLINE void UnpackKeyBlock(const std::uint8_t* const rows[kPlanes], Prefetcher& ahead,
+                                         int b, TileBuffer tiles) {
+  constexpr int kChunks = kDim / 64;
+  constexpr int kQuadBytes = 4 * kDim / 2;
+  constexpr int kLineTokens = kDim == 64 ? 2 : 1;
+  constexpr int kTokenLines = kDim == 64 ? 1 : kDim / 128;
+  // Locals: the stores below could otherwise change the pointers, for all the compiler knows.
+  const std::uint8_t *r0 = rows[0], *r1 = rows[1], *r2 = rows[2], *r3 = rows[3];
+  for (int quad = 0; quad < kBlockTokens / 4; ++quad) {
+    const std::ptrdiff_t to = (quad & 3) * kChunks * kTile + 4 * (2 * b + (quad >> 2)) * 64;
+#pragma GCC unroll 8
+    for (int i = 0; i < 4 / kLineTokens * kTokenLines; ++i) {
+      const std::ptrdiff_t at = quad * kQuadBytes + 64 * i;
+      const std::ptrdiff_t row = to + i / kTokenLines * kLineTokens * 64;
+      const int line = i % kTokenLines;
+      if (i % 2 == 0) ahead.Issue();
+      const __m512i p0 = FlipTop(_mm512_loadu_si512(r0 + at));
+      const __m512i p1 = kDepth == 1 ? MidDigits() : _mm512_loadu_si512(r1 + at);
+      StoreKeyLine<kDim>(EvenBytes(p0, p1), OddBytes(p0, p1), line, tiles.hi + row);
+      if constexpr (kDepth == kPlanes) {
+        const __m512i p2 = _mm512_loadu_si512(r2 + at);
+        const __m512i p3 = _mm512_loadu_si512(r3 + at);
+        StoreKeyLine<kDim>(EvenBytes(p2, p3), OddBytes(p2, p3), line, tiles.lo + row);
       }
     }
+  }
+}
+
+template <int kDim, int kDepth>
+PLIANT_KV_AMX_INLINE void UnpackKeys(const PlaneSource& source, Prefetcher& ahead, int half,
+                                     TileBuffer tiles) {
+  for (int b = 0; b < 2; ++b) {
+    UnpackKeyBlock<kDim, kDepth>(source.rows[2 * half + b], ahead, b, tiles);
   }
 }
 
@@ -104,8 +106,8 @@ constexpr int ValueDim(int tile, int column) {
 /// Puts the bytes of four neighbouring tokens next to each other: out[i] gives tiles 2i and 2i + 1
 /// of the line.
 template <int kDim>
-PLIANT_KV_AMX_INLINE void InterleaveQuad(const std::uint8_t* row, std::ptrdiff_t stride,
-                                         __m512i* out) {
+PLIANT_KV_AMX_INLINE void InterleaveQuad(const std::uint8_t* row, __m512i* out) {
+  constexpr std::ptrdiff_t stride = kDim / 2;
   if constexpr (kDim == 64) {
     // Tokens (0, 1) and (2, 3) lie in one line each.
     const __m512i first = _mm512_loadu_si512(row);
@@ -131,26 +133,21 @@ PLIANT_KV_AMX_INLINE void InterleaveQuad(const std::uint8_t* row, std::ptrdiff_t
 }
 
 template <int kDim, int kDepth>
-PLIANT_KV_AMX_INLINE void UnpackValues(const PlaneSource& source, const PlaneSource& next, int half,
-                                       TileBuffer tiles) {
+PLIANT_KV_AMX_INLINE void UnpackValueBlock(const std::uint8_t* const rows[kPlanes],
+                                           Prefetcher& ahead, int b, TileBuffer tiles) {
   constexpr int kLines = kDim == 64 ? 1 : kDim / 128;  // of one token
   constexpr int kPairs = kDim == 64 ? 2 : 4;           // pairs of tiles from one line
-  constexpr int kLinesOfQuad = kDim == 64 ? 2 : 4;
-  for (int quad = 0; quad < kHalf / 4; ++quad) {
-    const int block = 2 * half + quad / 8;
-    const int t = quad % 8 * 4;
-    const int row = 4 * (quad & 3) + (quad >> 2);
+  constexpr int kQuadBytes = 4 * kDim / 2;
+  const std::uint8_t* from[kPlanes] = {rows[0], rows[1], rows[2], rows[3]};
+  for (int quad = 0; quad < kBlockTokens / 4; ++quad) {
+    const int row = 4 * (quad & 3) + 2 * b + (quad >> 2);
+#pragma GCC unroll 2
     for (int line = 0; line < kLines; ++line) {
+      for (int i = 0; i < kQuadBytes / 128 / kLines; ++i) ahead.Issue();
       __m512i planes[kDepth][kPairs];
 #pragma GCC unroll 4
       for (int p = 0; p < kDepth; ++p) {
-        const std::uint8_t* ahead = next.rows[block][p] + t * next.stride[block][p] + 64 * line;
-#pragma GCC unroll 4
-        for (int i = 0; i < kLinesOfQuad; ++i) {
-          _mm_prefetch(ahead + i * (4 / kLinesOfQuad) * next.stride[block][p], _MM_HINT_T0);
-        }
-        const std::ptrdiff_t stride = source.stride[block][p];
-        InterleaveQuad<kDim>(source.rows[block][p] + t * stride + 64 * line, stride, planes[p]);
+        InterleaveQuad<kDim>(from[p] + quad * kQuadBytes + 64 * line, planes[p]);
       }
 #pragma GCC unroll 4
       for (int i = 0; i < kPairs; ++i) {
@@ -165,6 +162,14 @@ PLIANT_KV_AMX_INLINE void UnpackValues(const PlaneSource& source, const PlaneSou
         }
       }
     }
+  }
+}
+
+template <int kDim, int kDepth>
+PLIANT_KV_AMX_INLINE void UnpackValues(const PlaneSource& source, Prefetcher& ahead, int half,
+                                       TileBuffer tiles) {
+  for (int b = 0; b < 2; ++b) {
+    UnpackValueBlock<kDim, kDepth>(source.rows[2 * half + b], ahead, b, tiles);
   }
 }
 
@@ -190,20 +195,20 @@ PLIANT_KV_AMX_INLINE void TransposeBytes(__m512i r[16]) {
 }
 
 /// 64 tokens of the 16 packed bytes at `byte`, as 16 rows of 64 bytes.
+template <int kDim>
 PLIANT_KV_AMX_INLINE void TransposePlane(const PlaneSource& source, int half, int plane, int byte,
                                          std::byte* out) {
-  const std::uint8_t* rows[2] = {source.rows[2 * half][plane] + byte,
-                                 source.rows[2 * half + 1][plane] + byte};
-  const std::ptrdiff_t stride[2] = {source.stride[2 * half][plane],
-                                    source.stride[2 * half + 1][plane]};
+  constexpr std::ptrdiff_t kRow = kDim / 2;
+  const std::uint8_t* first = source.rows[2 * half][plane] + byte;
+  const std::uint8_t* second = source.rows[2 * half + 1][plane] + byte;
   __m512i r[16];
 #pragma GCC unroll 16
   for (int i = 0; i < 16; ++i) {
     // Lane l: token 16 l + i.
-    const auto* a = reinterpret_cast<const __m128i*>(rows[0] + i * stride[0]);
-    const auto* b = reinterpret_cast<const __m128i*>(rows[0] + (16 + i) * stride[0]);
-    const auto* c = reinterpret_cast<const __m128i*>(rows[1] + i * stride[1]);
-    const auto* d = reinterpret_cast<const __m128i*>(rows[1] + (16 + i) * stride[1]);
+    const auto* a = reinterpret_cast<const __m128i*>(first + i * kRow);
+    const auto* b = reinterpret_cast<const __m128i*>(first + (16 + i) * kRow);
+    const auto* c = reinterpret_cast<const __m128i*>(second + i * kRow);
+    const auto* d = reinterpret_cast<const __m128i*>(second + (16 + i) * kRow);
     __m512i v = _mm512_castsi128_si512(_mm_loadu_si128(a));
     v = _mm512_mask_broadcast_i32x4(v, 0x00f0, _mm_loadu_si128(b));
     v = _mm512_mask_broadcast_i32x4(v, 0x0f00, _mm_loadu_si128(c));
@@ -220,7 +225,7 @@ PLIANT_KV_AMX_INLINE void UnpackValuesTransposed(const PlaneSource& source, int 
                                                  std::byte* planes, TileBuffer tiles) {
   for (int part = 0; part < kDim / 32; ++part) {  // 16 packed bytes: 32 dims, two tiles
     for (int p = 0; p < kDepth; ++p) {
-      TransposePlane(source, half, p, 16 * part, planes + p * kTile);
+      TransposePlane<kDim>(source, half, p, 16 * part, planes + p * kTile);
     }
     for (int i = 0; i < 16; ++i) {
       const std::ptrdiff_t to = 2 * part * kTile + 64 * i;

@@ -73,17 +73,14 @@ HWY_INLINE V Silu(D d, V gate) {
   return hn::Mul(gate, inverse);
 }
 
-void SiluMul(const float* gate_up, std::int64_t cols, float* out) {
+void SiluMul(const float* gate, const float* up, std::int64_t count, float* out) {
   const D d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   std::int64_t i = 0;
-  for (; i + lanes <= cols; i += lanes) {
-    const V silu = Silu(d, hn::LoadU(d, gate_up + i));
-    hn::StoreU(hn::Mul(silu, hn::LoadU(d, gate_up + cols + i)), d, out + i);
+  for (; i + lanes <= count; i += lanes) {
+    hn::StoreU(hn::Mul(Silu(d, hn::LoadU(d, gate + i)), hn::LoadU(d, up + i)), d, out + i);
   }
-  for (; i < cols; ++i) {
-    out[i] = hn::GetLane(Silu(d, hn::Set(d, gate_up[i]))) * gate_up[cols + i];
-  }
+  for (; i < count; ++i) out[i] = hn::GetLane(Silu(d, hn::Set(d, gate[i]))) * up[i];
 }
 
 const CpuOps& Ops() {
