@@ -190,7 +190,6 @@ INSTANTIATE_TEST_SUITE_P(Levels, CpuKvLevel, testing::ValuesIn(Levels()),
                          [](const auto& info) { return info.param; });
 
 // ---- writing
-// ----------------------------------------------------------------------------------------------------------------
 
 TEST_P(CpuKvLevel, WritesWhatTheReferenceWrites) {
   for (const Shape shape : {Shape{4, 2, 64}, Shape{3, 1, 32}, Shape{8, 1, 96}, Shape{2, 2, 256}}) {
@@ -350,7 +349,6 @@ TEST_P(CpuKvLevel, KeyMaximaAreTheReferences) {
 }
 
 // ---- attention against the reference
-// ----------------------------------------------------------------------------------------
 
 struct AttentionCase {
   Shape shape;
@@ -365,7 +363,7 @@ struct Bounds {
   double rms;
 };
 Bounds BoundsOf(const std::string& level) {
-  return level == "amx" ? Bounds{4e-4, 1.5e-5} : Bounds{2e-5, 2e-6};
+  return level == "amx" ? Bounds{1e-3, 6e-5} : Bounds{2e-5, 2e-6};
 }
 
 void ExpectLikeReference(const std::string& level, const AttentionCase& test, bool mixed) {
@@ -468,9 +466,9 @@ TEST_P(CpuKvLevel, SharpAttentionAndLargeScales) {
         error = std::max(
             error, std::fabs(double{got[(r * 4 + h) * 64 + i]} - expected[(r * 4 + h) * 64 + i]));
       }
-      // A logit of some hundreds is off by its rounding times that: 1e-2 covers 16-bit queries at
+      // A logit of some hundreds is off by its rounding times that: 3e-2 covers 16-bit queries at
       // logits of thousands.
-      ASSERT_LE(error, 1e-2 * size + 1e-30) << "row " << r << " head " << h;
+      ASSERT_LE(error, 3e-2 * size + 1e-30) << "row " << r << " head " << h;
     }
   }
 }
@@ -493,6 +491,75 @@ TEST_P(CpuKvLevel, SkipsBlocksWithoutPages) {
 }
 
 // ---- what a row depends on
+/// Attention of one row, in double, over K and V given as floats.
+std::vector<double> ExactAttention(const std::vector<float>& q, const std::vector<float>& k,
+                                   const std::vector<float>& v, int dim, double scale) {
+  const std::size_t tokens = k.size() / dim;
+  std::vector<double> weights(tokens), out(dim, 0.0);
+  double largest = -1e300, total = 0;
+  for (std::size_t t = 0; t < tokens; ++t) {
+    double dot = 0;
+    for (int i = 0; i < dim; ++i) dot += double{q[i]} * k[t * dim + i];
+    weights[t] = dot * scale;
+    largest = std::max(largest, weights[t]);
+  }
+  for (double& weight : weights) total += weight = std::exp(weight - largest);
+  for (std::size_t t = 0; t < tokens; ++t) {
+    for (int i = 0; i < dim; ++i) out[i] += weights[t] / total * v[t * dim + i];
+  }
+  return out;
+}
+
+/// Sum of squared errors of the last row's attention from the same f32 q, K and V: through this
+/// cache (codes and kernel together), and through one of fp16 with exact arithmetic.
+struct CacheErrors {
+  double planes = 0;
+  double fp16 = 0;
+};
+void AddCacheErrors(const std::string& level, int dim, int seed, CacheErrors& errors) {
+  const Shape shape{1, 1, dim};
+  Case c(level, shape, 200);
+  c.random().seed(seed);
+  constexpr int kTokens = 600;
+  std::vector<BlockView> blocks;
+  for (int b = 0; b * kBlockTokens < kTokens; ++b) blocks.push_back(c.maker().Block({}));
+  OwnedStep step;
+  step.Add(0, kTokens, blocks);
+  std::vector<float> qkv = KvLikeData(kTokens, shape.Columns(), c.random());
+  // The channels' maxima, as calibration would find them; no RoPE, so that q and K stay comparable.
+  std::vector<float> channel(dim, 0.f), q(dim), k(kTokens * dim), v(kTokens * dim);
+  for (int t = 0; t < kTokens; ++t) {
+    for (int i = 0; i < dim; ++i) {
+      k[t * dim + i] = qkv[(t * 3 + 1) * dim + i];
+      v[t * dim + i] = qkv[(t * 3 + 2) * dim + i];
+      channel[i] = std::max(channel[i], std::fabs(k[t * dim + i]));
+    }
+  }
+  std::copy_n(&qkv[(kTokens - 1) * 3 * dim], dim, q.begin());
+  ASSERT_TRUE(c.kv().SetChannelScales(channel).ok());
+  ASSERT_TRUE(c.kv().BeginStep(step.Batch()).ok());
+  c.kv().QkvToCache({0, 1, {}, {}, 0}, {}, {qkv.data(), shape.Columns()});
+  const std::vector<float> got = c.Attend(step, qkv);
+  const std::vector<double> exact = ExactAttention(q, k, v, dim, c.Scale());
+  for (float& x : k) x = F16ToFloat(FloatToF16(x));
+  for (float& x : v) x = F16ToFloat(FloatToF16(x));
+  const std::vector<double> half = ExactAttention(q, k, v, dim, c.Scale());
+  for (int i = 0; i < dim; ++i) {
+    errors.planes += std::pow(got[(kTokens - 1) * dim + i] - exact[i], 2);
+    errors.fp16 += std::pow(half[i] - exact[i], 2);
+  }
+}
+
+TEST_P(CpuKvLevel, ErrorIsBelowThatOfAnFp16Cache) {
+  for (const int dim : {64, 128, 256}) {
+    CacheErrors errors;
+    for (int seed = 0; seed < 12; ++seed) AddCacheErrors(GetParam(), dim, seed, errors);
+    EXPECT_LT(errors.planes, 0.5 * errors.fp16) << "dim " << dim;
+    RecordProperty("error_ratio_dim_" + std::to_string(dim),
+                   std::to_string(std::sqrt(errors.planes / errors.fp16)));
+  }
+}
+
 // --------------------------------------------------------------------------------------------------
 
 TEST_P(CpuKvLevel, ARowIsTheSameAloneAndInABatchAndForAnyThreads) {
@@ -596,7 +663,6 @@ TEST_P(CpuKvLevel, AQueryThatIsNoNumberStaysInItsRow) {
 }
 
 // ---- pages and copies
-// -------------------------------------------------------------------------------------------------------
 
 std::size_t ResidentBytes() {
   std::ifstream statm("/proc/self/statm");
