@@ -1,0 +1,257 @@
+#include "replay/reckoner.h"
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "replay/line_reader.h"
+
+namespace pliant {
+namespace {
+
+constexpr std::size_t kMaxLine = std::size_t{1} << 20;
+constexpr std::size_t kMaxProblems = 100'000;
+
+std::string Strip(const std::string& text) {
+  constexpr const char* kSpace = " \t\r\n";
+  const std::size_t first = text.find_first_not_of(kSpace);
+  if (first == std::string::npos) return "";
+  return text.substr(first, text.find_last_not_of(kSpace) - first + 1);
+}
+
+// One problem being decoded under one state.
+struct Slot {
+  bool busy = false;
+  std::size_t problem = 0, state = 0;
+  std::vector<TokenId> tokens;  // prompt and answer so far
+  std::size_t prompt = 0;       // tokens of the prompt
+  std::int64_t cached = 0;      // tokens in the cache
+  std::vector<BlockView> blocks;
+};
+
+class ReckonerRun {
+ public:
+  ReckonerRun(Model& model, Backend& backend, const Tokenizer& tokenizer,
+              const PromptEncoder& encode, std::span<const ReckonerProblem> problems,
+              const ReckonerOptions& options)
+      : model_(model),
+        backend_(backend),
+        tokenizer_(tokenizer),
+        encode_(encode),
+        problems_(problems),
+        options_(options),
+        max_tokens_(std::min(options.max_tokens, model.config().context_length)) {}
+
+  Result<std::vector<ReckonerScore>> Go(
+      const std::function<void(std::int64_t, std::int64_t)>& progress) {
+    if (options_.slots < 1 || options_.max_rows < options_.slots) {
+      return InvalidArgument("rows of a step must be at least the sequences decoded together");
+    }
+    PrepareScores();
+    PrepareSlots();
+    const std::size_t total = problems_.size() * options_.states.size();
+    if (total == 0) return std::move(scores_);
+    while (true) {
+      for (Slot& slot : slots_) {
+        if (!slot.busy && next_ < total) PLIANT_RETURN_IF_ERROR(Start(slot, next_++));
+      }
+      PLIANT_RETURN_IF_ERROR(Step());
+      if (progress) progress(done_, static_cast<std::int64_t>(total));
+      if (done_ == static_cast<std::int64_t>(total)) return std::move(scores_);
+    }
+  }
+
+ private:
+  void PrepareScores() {
+    std::vector<std::string> levels;
+    for (const ReckonerProblem& problem : problems_) {
+      if (std::find(levels.begin(), levels.end(), problem.level) == levels.end()) {
+        levels.push_back(problem.level);
+      }
+    }
+    for (const CacheState& state : options_.states) {
+      for (const std::string& level : levels) scores_.push_back({.state = state, .level = level});
+    }
+    levels_ = std::move(levels);
+  }
+
+  void PrepareSlots() {
+    slots_.resize(static_cast<std::size_t>(options_.slots));
+    const std::int64_t blocks = (max_tokens_ + kBlockTokens - 1) / kBlockTokens;
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+      slots_[i].blocks = OwnBlocks(
+          static_cast<std::uint32_t>(i * static_cast<std::size_t>(blocks) * 2 * kPlanes), blocks);
+    }
+  }
+
+  ReckonerScore& ScoreOf(const Slot& slot) {
+    const std::string& level = problems_[slot.problem].level;
+    const auto at = std::find(levels_.begin(), levels_.end(), level) - levels_.begin();
+    return scores_[slot.state * levels_.size() + static_cast<std::size_t>(at)];
+  }
+
+  // Job j is problem j / states under state j % states, so that all states advance together.
+  Status Start(Slot& slot, std::size_t job) {
+    slot.problem = job / options_.states.size();
+    slot.state = job % options_.states.size();
+    PLIANT_ASSIGN_OR_RETURN(slot.tokens, encode_(problems_[slot.problem].prompt));
+    if (slot.tokens.empty() || static_cast<std::int64_t>(slot.tokens.size()) >= max_tokens_) {
+      return TooLarge("problem " + problems_[slot.problem].id + " has " +
+                      std::to_string(slot.tokens.size()) + " tokens; 1 to " +
+                      std::to_string(max_tokens_ - 1) + " are possible");
+    }
+    slot.prompt = slot.tokens.size();
+    slot.cached = 0;
+    slot.busy = true;
+    ++ScoreOf(slot).problems;
+    return Status::Ok();
+  }
+
+  // One step of all busy slots: decoding ones get their row first, prompts the rows that are left.
+  Status Step() {
+    batch_tokens_.clear();
+    positions_.clear();
+    logit_rows_.clear();
+    slices_.clear();
+    blocks_.clear();
+    sampling_.clear();
+    int waiting = 0;
+    for (const Slot& slot : slots_) waiting += slot.busy ? 1 : 0;
+    for (Slot& slot : slots_) {
+      if (!slot.busy) continue;
+      --waiting;  // each of the others gets a row at least
+      const auto left = static_cast<std::int64_t>(slot.tokens.size()) - slot.cached;
+      const std::int64_t room =
+          options_.max_rows - static_cast<std::int64_t>(batch_tokens_.size()) - waiting;
+      AddRows(slot, std::min({left, room, static_cast<std::int64_t>(kBlockTokens)}));
+    }
+    PLIANT_RETURN_IF_ERROR(
+        model_.Forward(backend_, {batch_tokens_, positions_, slices_, blocks_, logit_rows_}));
+    const std::span<const float> logits = backend_.LogitRows();
+    const auto vocabulary = static_cast<std::size_t>(model_.config().vocab_size);
+    for (std::size_t i = 0; i < sampling_.size(); ++i) {
+      const std::span<const float> row = logits.subspan(i * vocabulary, vocabulary);
+      Take(*sampling_[i],
+           static_cast<TokenId>(std::max_element(row.begin(), row.end()) - row.begin()));
+    }
+    return Status::Ok();
+  }
+
+  void AddRows(Slot& slot, std::int64_t rows) {
+    const CacheState& state = options_.states[slot.state];
+    const std::int64_t blocks = (slot.cached + rows + kBlockTokens - 1) / kBlockTokens;
+    slices_.push_back({static_cast<std::int32_t>(batch_tokens_.size()),
+                       static_cast<std::int32_t>(rows), static_cast<std::int32_t>(slot.cached),
+                       static_cast<std::int32_t>(blocks_.size()),
+                       static_cast<std::int32_t>(blocks)});
+    for (std::int64_t b = 0; b < blocks; ++b) {
+      const BlockView& whole = slot.blocks[static_cast<std::size_t>(b)];
+      blocks_.push_back(Degraded(state, options_.protection, b, slot.cached) ? ViewAt(whole, state)
+                                                                             : whole);
+    }
+    for (std::int64_t i = 0; i < rows; ++i) {
+      batch_tokens_.push_back(slot.tokens[static_cast<std::size_t>(slot.cached)]);
+      positions_.push_back(static_cast<std::int32_t>(slot.cached));
+      ++slot.cached;
+    }
+    if (slot.cached == static_cast<std::int64_t>(slot.tokens.size())) {
+      logit_rows_.push_back(static_cast<std::int32_t>(batch_tokens_.size()) - 1);
+      sampling_.push_back(&slot);
+    }
+  }
+
+  void Take(Slot& slot, TokenId token) {
+    ReckonerScore& score = ScoreOf(slot);
+    ++score.tokens;
+    const bool ended = tokenizer_.IsEndOfGeneration(token);
+    if (!ended) slot.tokens.push_back(token);
+    const bool full = static_cast<std::int64_t>(slot.tokens.size()) >= max_tokens_;
+    if (!ended && !full) return;
+    const std::string text =
+        tokenizer_.Decode(std::span(slot.tokens).subspan(slot.prompt), /*special=*/true);
+    const std::string marker = "</think>";
+    const std::size_t at = text.rfind(marker);
+    const ReckonerProblem& problem = problems_[slot.problem];
+    const bool right = ended && at != std::string::npos &&
+                       Strip(text.substr(at + marker.size())) == problem.answer;
+    score.right += right ? 1 : 0;
+    score.unfinished += ended ? 0 : 1;
+    if (!right) score.wrong.push_back(problem.id);
+    slot.busy = false;
+    ++done_;
+  }
+
+  Model& model_;
+  Backend& backend_;
+  const Tokenizer& tokenizer_;
+  const PromptEncoder& encode_;
+  std::span<const ReckonerProblem> problems_;
+  const ReckonerOptions& options_;
+  const std::int64_t max_tokens_;
+  std::vector<std::string> levels_;
+  std::vector<ReckonerScore> scores_;
+  std::vector<Slot> slots_;
+  std::size_t next_ = 0;
+  std::int64_t done_ = 0;
+  // The batch being built, kept for its memory.
+  std::vector<std::int32_t> batch_tokens_, positions_, logit_rows_;
+  std::vector<SequenceSlice> slices_;
+  std::vector<BlockView> blocks_;
+  std::vector<Slot*> sampling_;
+};
+
+}  // namespace
+
+Result<std::vector<ReckonerProblem>> ReadReckonerProblems(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) return NotFound(path + ": cannot be opened");
+  std::vector<ReckonerProblem> problems;
+  std::string line;
+  for (int number = 1; ReadLine(in, line, kMaxLine); ++number) {
+    const std::string place = path + ": line " + std::to_string(number);
+    if (line.size() > kMaxLine) return TooLarge(place + ": longer than 1 MiB");
+    if (problems.size() == kMaxProblems) return TooLarge(place + ": more than 100000 problems");
+    if (Strip(line).empty()) continue;
+    const nlohmann::json object = nlohmann::json::parse(line, nullptr, false);
+    if (!object.is_object()) return InvalidArgument(place + ": not a JSON object");
+    ReckonerProblem problem{.id = "line-" + std::to_string(number)};
+    const std::pair<const char*, std::string*> fields[] = {
+        {"level", &problem.level}, {"prompt", &problem.prompt}, {"answer", &problem.answer}};
+    for (const auto& [key, value] : fields) {
+      if (!object.contains(key) || !object[key].is_string()) {
+        return InvalidArgument(place + ": \"" + key + "\" must be a string");
+      }
+      *value = object[key].get<std::string>();
+    }
+    if (object.contains("id") && object["id"].is_string()) {
+      problem.id = object["id"].get<std::string>();
+    }
+    problems.push_back(std::move(problem));
+  }
+  if (problems.empty()) return InvalidArgument(path + ": no problems");
+  return problems;
+}
+
+std::vector<ReckonerProblem> LimitPerLevel(std::vector<ReckonerProblem> problems,
+                                           std::size_t limit) {
+  if (limit == 0) return problems;
+  std::map<std::string, std::size_t> taken;
+  std::erase_if(problems,
+                [&](const ReckonerProblem& problem) { return taken[problem.level]++ >= limit; });
+  return problems;
+}
+
+std::uint32_t ReckonerPages(const ReckonerOptions& options) {
+  const std::int64_t blocks = (options.max_tokens + kBlockTokens - 1) / kBlockTokens;
+  return static_cast<std::uint32_t>(options.slots * blocks * 2 * kPlanes);
+}
+
+Result<std::vector<ReckonerScore>> MeasureReckoner(
+    Model& model, Backend& backend, const Tokenizer& tokenizer, const PromptEncoder& encode,
+    std::span<const ReckonerProblem> problems, const ReckonerOptions& options,
+    const std::function<void(std::int64_t, std::int64_t)>& progress) {
+  return ReckonerRun(model, backend, tokenizer, encode, problems, options).Go(progress);
+}
+
+}  // namespace pliant
