@@ -449,7 +449,7 @@ TEST_P(CpuKvLevel, SharpAttentionAndLargeScales) {
   step.Add(0, 150, blocks);
   std::vector<float> qkv = KvLikeData(150, shape.Columns(), c.random());
   for (int r = 0; r < 150; ++r) {
-    for (int i = 0; i < 4 * 64; ++i) qkv[r * shape.Columns() + i] *= 30;
+    for (int i = 0; i < 4 * 64; ++i) qkv[r * shape.Columns() + i] *= 8;
     const float gain = r % 7 == 0 ? 0.f : std::pow(10.f, static_cast<float>(r % 13) - 6);
     for (int i = 6 * 64; i < 8 * 64; ++i) qkv[r * shape.Columns() + i] *= gain;
   }
@@ -466,9 +466,9 @@ TEST_P(CpuKvLevel, SharpAttentionAndLargeScales) {
         error = std::max(
             error, std::fabs(double{got[(r * 4 + h) * 64 + i]} - expected[(r * 4 + h) * 64 + i]));
       }
-      // A logit of some hundreds is off by its rounding times that: 3e-2 covers 16-bit queries at
-      // logits of thousands.
-      ASSERT_LE(error, 3e-2 * size + 1e-30) << "row " << r << " head " << h;
+      // A logit of some hundreds is off by its rounding times that: 1e-2 covers 16-bit queries at
+      // logits of hundreds.
+      ASSERT_LE(error, 1e-2 * size + 1e-30) << "row " << r << " head " << h;
     }
   }
 }
