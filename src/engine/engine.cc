@@ -2,6 +2,8 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <future>
+#include <limits>
 #include <mutex>
 #include <random>
 #include <thread>
@@ -75,6 +77,18 @@ class EngineImpl final : public Engine {
     return stats;
   }
 
+  Result<std::string> KvReportJson() override {
+    std::promise<std::string> promise;
+    std::future<std::string> report = promise.get_future();
+    {
+      const std::lock_guard lock(mutex_);
+      if (stop_) return Unavailable("the server is shutting down");
+      reports_.push_back(std::move(promise));
+      wake_.notify_all();
+    }
+    return report.get();
+  }
+
   bool Drain(double seconds) override {
     std::unique_lock lock(mutex_);
     draining_ = true;
@@ -103,16 +117,20 @@ class EngineImpl final : public Engine {
     }
     loop_->FailAll(Unavailable("the server is shutting down"));
     Publish(-1);
+    const std::lock_guard lock(mutex_);
+    for (std::promise<std::string>& report : reports_) report.set_value(loop_->KvReport());
+    reports_.clear();
   }
 
   // Waits as long as the last step said, or until a message comes. Returns false when it is time to stop.
   bool TakeMessages() {
     std::deque<Pending> adds;
     std::vector<RequestId> cancels;
+    std::vector<std::promise<std::string>> reports;
     bool cancel_all = false;
     {
       std::unique_lock lock(mutex_);
-      const auto message = [this] { return stop_ || cancel_all_ || !adds_.empty() || !cancels_.empty(); };
+      const auto message = [this] { return stop_ || cancel_all_ || !adds_.empty() || !cancels_.empty() || !reports_.empty(); };
       if (wait_ < 0) {
         wake_.wait(lock, message);
       } else if (wait_ > 0) {
@@ -121,6 +139,7 @@ class EngineImpl final : public Engine {
       if (stop_) return false;
       adds.swap(adds_);
       cancels.swap(cancels_);
+      reports.swap(reports_);
       cancel_all = std::exchange(cancel_all_, false);
       not_started_ += adds.size();  // until Publish counts them
     }
@@ -129,6 +148,7 @@ class EngineImpl final : public Engine {
     }
     for (const RequestId id : cancels) loop_->Cancel(id);
     if (cancel_all) loop_->FailAll(Unavailable("the server is shutting down"));
+    for (std::promise<std::string>& report : reports) report.set_value(loop_->KvReport());
     return true;
   }
 
@@ -151,6 +171,7 @@ class EngineImpl final : public Engine {
   std::condition_variable wake_, drained_;
   std::deque<Pending> adds_;
   std::vector<RequestId> cancels_;
+  std::vector<std::promise<std::string>> reports_;
   EngineStats stats_;
   std::mt19937_64 random_;
   std::uint64_t next_id_ = 1;

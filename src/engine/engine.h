@@ -36,6 +36,8 @@ class Engine {
   /// Ends a request soon; its last event says kCancelled. Unknown or finished ids are ignored.
   virtual void Cancel(RequestId id) = 0;
   virtual EngineStats Stats() const = 0;
+  /// The live memory map as JSON (engine/kv_report.h). Waits for the step under way: not for a thread that must not block.
+  virtual Result<std::string> KvReportJson() { return Unimplemented("this engine has no memory map"); }
   /// No new requests; returns true when all have finished, false after `seconds` (what is left is then cancelled).
   virtual bool Drain(double seconds) = 0;
   /// Largest prompt + output in tokens a request may have here (the model's context or --context, and the pool).

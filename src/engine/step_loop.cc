@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "engine/kv_report.h"
 
 namespace pliant {
 
@@ -252,6 +253,19 @@ EngineStats StepLoop::Stats() const {
   stats.restores = kv.restores;
   stats.steps = sched.steps;
   return stats;
+}
+
+std::string StepLoop::KvReport() const {
+  pliant::KvReport report{.kv = kv_.get(), .scheduler = scheduler_.get()};
+  for (const auto& [id, live] : live_) {
+    report.requests.push_back({.id = id,
+                               .state = scheduler_->StateOf(id),
+                               .prompt_tokens = static_cast<std::int64_t>(live.request.prompt.size()),
+                               .produced = live.produced,
+                               .facts = scheduler_->Facts(id).value_or(RequestKvFacts{})});
+  }
+  std::sort(report.requests.begin(), report.requests.end(), [](const auto& a, const auto& b) { return a.id < b.id; });
+  return KvReportJson(report);
 }
 
 }  // namespace pliant

@@ -36,6 +36,7 @@ class StepLoop {
   /// Requests that no step has worked on yet.
   std::size_t not_started() const { return not_started_; }
   EngineStats Stats() const;
+  std::string KvReport() const;  // JSON
 
  private:
   struct Live {

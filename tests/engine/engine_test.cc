@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <thread>
 
@@ -185,6 +186,25 @@ TEST(Engine, SeedsDecideSampledTokensWhateverTheBatch) {
   EXPECT_EQ(together[0].tokens, alone.tokens);
   EXPECT_EQ(together[5].tokens, alone.tokens);
   EXPECT_NE(together[1].tokens, alone.tokens);
+}
+
+TEST(Engine, ReportsTheMemoryMapWhileRequestsRun) {
+  TestModel model;
+  Collector collector;
+  GenerateRequest endless = TestModel::Greedy(std::vector<TokenId>(100, 65), 2000);
+  endless.stop.ignore_eos = true;
+  const RequestId id = model.engine->Submit(endless, collector.Sink()).value();
+  collector.WaitTokens(id, 3);
+  const auto report = nlohmann::json::parse(model.engine->KvReportJson().value());
+  ASSERT_EQ(report["requests"].size(), 1u);
+  EXPECT_EQ(report["requests"][0]["prompt_tokens"], 100);
+  EXPECT_TRUE(report["requests"][0]["map"].get<std::string>().starts_with("16/16*"));
+  EXPECT_LT(report["pages"]["free"].get<int>(), report["pages"]["total"].get<int>());
+  EXPECT_EQ(report["reasons"]["admit"], 1) << report["reasons"].dump();
+  model.engine->Cancel(id);
+  collector.Wait(id);
+  ExpectIdle(*model.engine);
+  EXPECT_TRUE(nlohmann::json::parse(model.engine->KvReportJson().value())["requests"].empty());
 }
 
 TEST(Engine, DrainEndsWhatRunsAndTakesNothingNew) {
