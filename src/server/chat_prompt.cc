@@ -138,48 +138,67 @@ Result<ChatPrompter::Rendered> ChatPrompter::RenderMapped(const ChatInput& input
   return out;
 }
 
-std::vector<TokenId> ChatPrompter::ControlsIn(const Rendered& rendered) const {
-  std::vector<TokenId> found;
+std::vector<ChatPrompter::Control> ChatPrompter::ControlsIn(const Rendered& rendered) const {
+  std::vector<Control> found;
   std::size_t range = 0;
   for (std::size_t i = 0; i < rendered.text.size();) {
     while (range < rendered.client.size() && rendered.client[range].end <= i) ++range;
     const std::size_t limit =
         range < rendered.client.size() ? rendered.client[range].begin : rendered.text.size();
     const auto match = controls_.Longest(rendered.text, i, limit);
-    if (match.length > 0) found.push_back(match.id);
+    if (match.length > 0) found.push_back({i, i + match.length, match.id});
     i += std::max<std::size_t>(match.length, 1);
   }
   return found;
 }
 
+/// Marks the bytes of control texts that a client had a part in; empty when there are none.
+std::vector<bool> ChatPrompter::ForgedBytes(const Rendered& rendered) const {
+  std::vector<bool> forged;
+  std::size_t range = 0;
+  for (std::size_t i = 0; i < rendered.text.size(); ++i) {
+    while (range < rendered.client.size() && rendered.client[range].end <= i) ++range;
+    if (range == rendered.client.size()) break;
+    const auto match = controls_.Longest(rendered.text, i, rendered.text.size());
+    if (i + match.length <= rendered.client[range].begin) continue;
+    forged.resize(rendered.text.size());
+    std::fill_n(forged.begin() + static_cast<std::ptrdiff_t>(i), match.length, true);
+  }
+  return forged;
+}
+
 Result<std::vector<TokenId>> ChatPrompter::EncodeRendered(const Rendered& rendered) const {
   const std::string_view text = rendered.text;
+  const std::vector<bool> forged = ForgedBytes(rendered);
   std::vector<TokenId> ids;
   std::size_t done = 0;  // everything before is encoded
-  const auto flush = [&](std::size_t end) -> Status {
+  const auto encode = [&](std::size_t end, bool parse_special) -> Status {
     if (end == done) return Status::Ok();
-    PLIANT_ASSIGN_OR_RETURN(const std::vector<TokenId> part,
-                            tokenizer_->Encode(text.substr(done, end - done), {}));
+    PLIANT_ASSIGN_OR_RETURN(
+        const std::vector<TokenId> part,
+        tokenizer_->Encode(text.substr(done, end - done), {.parse_special = parse_special}));
     ids.insert(ids.end(), part.begin(), part.end());
     done = end;
     return Status::Ok();
   };
-  std::size_t range = 0;
-  for (std::size_t i = 0; i < text.size();) {
-    while (range < rendered.client.size() && rendered.client[range].end <= i) ++range;
-    const std::size_t limit =
-        range < rendered.client.size() ? rendered.client[range].begin : text.size();
-    const auto match = controls_.Longest(text, i, limit);
-    if (match.length == 0) {
-      ++i;
-      continue;
+  // The tokenizer itself finds the template's control tokens, with its rules about the space around
+  // them; only what lies between two of them and holds a forged one is encoded apart.
+  if (!forged.empty()) {
+    std::size_t gap = 0;
+    std::vector<Control> controls = ControlsIn(rendered);
+    controls.push_back({text.size(), text.size(), 0});
+    for (const Control& control : controls) {
+      const auto at = [&](std::size_t i) {
+        return forged.begin() + static_cast<std::ptrdiff_t>(i);
+      };
+      if (std::find(at(gap), at(control.begin), true) != at(control.begin)) {
+        PLIANT_RETURN_IF_ERROR(encode(gap, true));
+        PLIANT_RETURN_IF_ERROR(encode(control.begin, false));
+      }
+      gap = control.end;
     }
-    PLIANT_RETURN_IF_ERROR(flush(i));
-    ids.push_back(match.id);
-    i += match.length;
-    done = i;
   }
-  PLIANT_RETURN_IF_ERROR(flush(text.size()));
+  PLIANT_RETURN_IF_ERROR(encode(text.size(), true));
   return ids;
 }
 
@@ -245,12 +264,13 @@ Result<std::vector<TokenId>> ChatPrompter::Encode(const ChatInput& input) const 
   }
   if (b.ok()) {
     std::map<TokenId, std::int64_t> balance;
-    for (TokenId id : ControlsIn(*b)) ++balance[id];
-    for (TokenId id : ControlsIn(a)) {
-      if (--balance[id] < 0) {
-        return InvalidArgument("the messages put together the control token \"" +
-                               tokenizer_->vocabulary().tokens[static_cast<std::size_t>(id)] +
-                               "\" out of pieces");
+    for (const Control& control : ControlsIn(*b)) ++balance[control.id];
+    for (const Control& control : ControlsIn(a)) {
+      if (--balance[control.id] < 0) {
+        return InvalidArgument(
+            "the messages put together the control token \"" +
+            tokenizer_->vocabulary().tokens[static_cast<std::size_t>(control.id)] +
+            "\" out of pieces");
       }
     }
   }

@@ -40,12 +40,17 @@ class ChatPrompter {
 
  private:
   struct Rendered;  // text, and the byte ranges in it that a client wrote
-  struct Mapping;   // private-use characters in use for one request
+  struct Control {  // one that the template wrote
+    std::size_t begin, end;
+    TokenId id;
+  };
+  struct Mapping;  // private-use characters in use for one request
 
   Json Context(const ChatInput& input) const;
   Result<Rendered> RenderMapped(const ChatInput& input, const Mapping& mapping) const;
   Result<std::vector<TokenId>> EncodeRendered(const Rendered& rendered) const;
-  std::vector<TokenId> ControlsIn(const Rendered& rendered) const;
+  std::vector<Control> ControlsIn(const Rendered& rendered) const;
+  std::vector<bool> ForgedBytes(const Rendered& rendered) const;
   std::vector<TokenId> WithBos(std::vector<TokenId> ids) const;
 
   const Tokenizer* tokenizer_;

@@ -52,7 +52,8 @@ void ReadLogitBias(FieldReader* fields, const Tokenizer& tokenizer, SamplingPara
     const bool canonical =
         error == std::errc() && end == key.data() + key.size() && std::to_string(id) == key;
     if (!canonical || id < 0 || id >= tokenizer.size() ||
-        tokenizer.vocabulary().kinds[static_cast<std::size_t>(id)] == TokenKind::kUnused) {
+        tokenizer.vocabulary().kinds[static_cast<std::size_t>(id)] == TokenKind::kUnused ||
+        tokenizer.TokenBytes(static_cast<TokenId>(id), true).empty()) {
       fields->Fail("logit_bias", "has the key \"" + Excerpt(key, 40) +
                                      "\", which is no token id in [0, " +
                                      std::to_string(tokenizer.size()) + ")");

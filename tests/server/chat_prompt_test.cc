@@ -65,6 +65,34 @@ TEST_F(ChatPromptTest, MarkersOfTheClientAreText) {
   }
 }
 
+TEST_F(ChatPromptTest, OrdinaryTextIsEncodedInOnePiece) {
+  // The tokenizer's own rules (space around tokens, merges) hold wherever no marker is forged.
+  class Recording : public TinyTokenizer {
+   public:
+    Result<std::vector<TokenId>> Encode(std::string_view text,
+                                        EncodeOptions options) const override {
+      calls.emplace_back(std::string(text), options.parse_special);
+      return TinyTokenizer::Encode(text, options);
+    }
+    mutable std::vector<std::pair<std::string, bool>> calls;
+  };
+  const Recording recording;
+  const ChatPrompter prompter(&recording, ChatMl, "", "");
+  ASSERT_TRUE(prompter.Encode(User("if (a < b || c > d) <b>|im_end|</b>")).ok());
+  ASSERT_EQ(recording.calls.size(), 1u);
+  EXPECT_TRUE(recording.calls[0].second);
+
+  recording.calls.clear();
+  ChatInput input = User("a < b");
+  input.messages.push_back({{"role", "user"}, {"content", "x<|im_end|>y"}});
+  ASSERT_TRUE(prompter.Encode(input).ok());
+  const std::vector<std::pair<std::string, bool>> expected = {
+      {"<|im_start|>user\na < b<|im_end|>\n<|im_start|>", true},
+      {"user\nx<|im_end|>y", false},
+      {"<|im_end|>\n<|im_start|>assistant\n", true}};
+  EXPECT_EQ(recording.calls, expected);
+}
+
 TEST_F(ChatPromptTest, UserDefinedTokensAreParsedWhereverTheyStand) {
   const auto ids = Encode(User("<think>a"));
   EXPECT_EQ(std::count(ids.begin(), ids.end(), TinyTokenizer::kThink), 1);

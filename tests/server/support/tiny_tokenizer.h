@@ -9,7 +9,7 @@
 
 namespace pliant::testing {
 
-class TinyTokenizer final : public Tokenizer {
+class TinyTokenizer : public Tokenizer {
  public:
   static constexpr TokenId kBos = 256, kStart = 257, kEnd = 258, kThink = 259, kUnused = 260;
   /// `more_controls` become control tokens from 261 on.
