@@ -37,7 +37,7 @@ constexpr std::int64_t kPairBytes = 2 * kTileBytes;  // a block's 32 rows of wei
 // Blocks between dequantising and multiplying, so that the stores have reached L1.
 constexpr std::int64_t kLag = 2;
 constexpr std::int64_t kRing = 4;      // blocks in flight between dequantise and multiply
-constexpr std::int64_t kFewRows = 64;  // at most so many take the decode shape
+constexpr std::int64_t kFewRows = 32;  // at most so many take the decode shape
 constexpr std::int64_t kGroupBytes = std::int64_t{320} << 10;  // of weights at a time, in L2
 constexpr std::int64_t kMostGroup = 16;                        // panels at a time
 
@@ -160,18 +160,15 @@ PLIANT_INLINE_AMX void FinishTransposed(const GemmCall& call, const std::byte* t
 #pragma GCC unroll 16
   for (int i = 0; i < 16; ++i) r[i] = _mm512_load_si512(tile + 64 * i);
   avx512::Transpose16(r);
-  alignas(64) std::byte turned[kTileBytes];
+  const std::int64_t rows = call.rows - first_row;
 #pragma GCC unroll 16
-  for (int i = 0; i < 16; ++i) _mm512_store_si512(turned + 64 * i, r[i]);
-  const int rows = static_cast<int>(std::min<std::int64_t>(16, call.rows - first_row));
-  for (int i = 0; i < rows; ++i) {
-    Finish(call, first_row + i, column, mask,
-           _mm512_load_ps(reinterpret_cast<const float*>(turned + 64 * i)));
+  for (int i = 0; i < 16; ++i) {
+    if (i < rows) Finish(call, first_row + i, column, mask, _mm512_castsi512_ps(r[i]));
   }
 }
 
 template <int kColumnTiles>
-PLIANT_INLINE_AMX void FinishFew(const GemmCall& call, const Panel& panel, std::int64_t first_row) {
+PLIANT_INLINE_AMX void FinishFew(const GemmCall& call, const Panel& panel) {
   alignas(64) std::byte sums[4 * kTileBytes];
   const __mmask16 low = ColumnMask(panel.width, 0);
   const __mmask16 high = ColumnMask(panel.width, 1);
@@ -184,13 +181,13 @@ PLIANT_INLINE_AMX void FinishFew(const GemmCall& call, const Panel& panel, std::
   }
   _tile_stored(0, sums, 64);
   _tile_stored(1, sums + kTileBytes, 64);
-  FinishTransposed(call, sums, first_row, panel.column, low);
-  FinishTransposed(call, sums + kTileBytes, first_row, panel.column + 16, high);
+  FinishTransposed(call, sums, 0, panel.column, low);
+  FinishTransposed(call, sums + kTileBytes, 0, panel.column + 16, high);
   if constexpr (kColumnTiles == 2) {
     _tile_stored(2, sums + 2 * kTileBytes, 64);
     _tile_stored(3, sums + 3 * kTileBytes, 64);
-    FinishTransposed(call, sums + 2 * kTileBytes, first_row + 16, panel.column, low);
-    FinishTransposed(call, sums + 3 * kTileBytes, first_row + 16, panel.column + 16, high);
+    FinishTransposed(call, sums + 2 * kTileBytes, 16, panel.column, low);
+    FinishTransposed(call, sums + 3 * kTileBytes, 16, panel.column + 16, high);
   }
 }
 
@@ -232,36 +229,7 @@ PLIANT_TARGET_AMX void PanelFew(const GemmCall& call, const Panel& panel, const 
                                  right + (b - kLag) * right_bytes, right_next, right_stride);
     }
   }
-  FinishFew<kColumnTiles>(call, panel, 0);
-}
-
-// More than 32 rows: the whole panel is dequantised, then every 32 rows of x pass over it.
-template <PackedFormat kFormat>
-PLIANT_TARGET_AMX void PanelSeveral(const GemmCall& call, const Panel& panel,
-                                    const std::byte* right, std::byte* weights) {
-  const std::int64_t blocks = call.weight->blocks;
-  const std::int64_t right_next = blocks * kTileBytes;
-  avx512::ScaleQueue<kFormat> queue(panel.data);
-  for (std::int64_t b = 0; b < blocks; ++b) {
-    DequantBlock<kFormat>(queue.Next(b, blocks), panel.data + PackedBlockOffset(kFormat, b),
-                          weights + b * kPairBytes);
-  }
-  StoresAreSeen();
-  for (std::int64_t row = 0; row < call.rows; row += 32) {
-    const std::byte* from = right + row / 16 * right_next;
-    ZeroSums();
-    if (call.rows - row > 16) {
-      for (std::int64_t b = 0; b < blocks; ++b) {
-        MultiplyLeft<2>(weights + b * kPairBytes, from + b * kTileBytes, right_next, 64);
-      }
-      FinishFew<2>(call, panel, row);
-    } else {
-      for (std::int64_t b = 0; b < blocks; ++b) {
-        MultiplyLeft<1>(weights + b * kPairBytes, from + b * kTileBytes, right_next, 64);
-      }
-      FinishFew<1>(call, panel, row);
-    }
-  }
+  FinishFew<kColumnTiles>(call, panel);
 }
 
 PLIANT_TARGET_AMX void RunFew(const GemmCall& call, std::int64_t begin, std::int64_t end,
@@ -280,15 +248,13 @@ PLIANT_TARGET_AMX void RunFew(const GemmCall& call, std::int64_t begin, std::int
   ConfigureTiles(call.rows == 1 ? 1 : 16);
   for (std::int64_t p = begin; p < end; ++p) {
     const Panel panel = PanelAt(*call.weight, p);
-#define PLIANT_RUN_PANEL(FORMAT)                       \
-  if (call.rows == 1) {                                \
-    PanelFew<FORMAT, 0>(call, panel, right, weights);  \
-  } else if (call.rows <= 16) {                        \
-    PanelFew<FORMAT, 1>(call, panel, right, weights);  \
-  } else if (call.rows <= 32) {                        \
-    PanelFew<FORMAT, 2>(call, panel, right, weights);  \
-  } else {                                             \
-    PanelSeveral<FORMAT>(call, panel, right, weights); \
+#define PLIANT_RUN_PANEL(FORMAT)                      \
+  if (call.rows == 1) {                               \
+    PanelFew<FORMAT, 0>(call, panel, right, weights); \
+  } else if (call.rows <= 16) {                       \
+    PanelFew<FORMAT, 1>(call, panel, right, weights); \
+  } else {                                            \
+    PanelFew<FORMAT, 2>(call, panel, right, weights); \
   }
     PLIANT_SWITCH_FORMAT(panel.segment->format, PLIANT_RUN_PANEL)
 #undef PLIANT_RUN_PANEL
