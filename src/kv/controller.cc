@@ -97,13 +97,18 @@ void Controller::Touch(Draft& draft, Sequence& sequence) {
   draft.touched_.push_back(&sequence);
 }
 
+/// Blocks from here on are too recent to go to `to`.
+std::int32_t Controller::SearchEnd(const Sequence& sequence, Level to) const {
+  const KvOptions& o = kv_.options();
+  return EndBefore(sequence.computed -
+                   (to > kBaseLevel ? o.recent_tokens_deep : o.recent_tokens_base));
+}
+
 /// The oldest block of the sequence that may go to `to`. What was passed over stays passed over
 /// until something about it changes (KvManager::ReopenSearch), so that the search costs little over
 /// many steps.
 Block* Controller::NextCandidate(Draft& draft, Sequence& sequence, Level to) {
-  const KvOptions& o = kv_.options();
-  const std::int32_t end = EndBefore(
-      sequence.computed - (to > kBaseLevel ? o.recent_tokens_deep : o.recent_tokens_base));
+  const std::int32_t end = SearchEnd(sequence, to);
   std::int32_t& from = sequence.draft_from[to];
   while (from < end) {
     Block& block = *sequence.blocks[from];
@@ -125,6 +130,7 @@ void Controller::Lower(Draft& draft, Level to, Reason reason, std::int64_t short
   for (Sequence* s : kv_.active()) {
     if (s->floor < to) continue;
     const bool touched = s->draft == draft.id_;
+    if ((touched ? s->draft_from : s->demote_from)[to] >= SearchEnd(*s, to)) continue;
     heap_.push_back({touched ? s->draft_missing : s->missing_pages, s->request, s});
   }
   std::make_heap(heap_.begin(), heap_.end(), later);
@@ -221,6 +227,7 @@ bool Controller::RestoreDown(Level above, Level to, std::int64_t keep) {
 
 void Controller::Restore(std::int64_t keep) {
   if (!kv_.planes_bend() || kv_.lowered_blocks() == 0) return;
+  if (kv_.pool().free() + kv_.idle_pages() <= keep) return;
   const Level base = std::max(kBaseLevel, kv_.ceiling());
   if (RestoreDown(base, base, keep)) RestoreDown(kv_.ceiling(), kv_.ceiling(), keep);
 }

@@ -67,6 +67,7 @@ class Controller {
   }
   bool IsCandidate(const Draft& draft, const Sequence& sequence, const Block& block,
                    Level to) const;
+  std::int32_t SearchEnd(const Sequence& sequence, Level to) const;
   Block* NextCandidate(Draft& draft, Sequence& sequence, Level to);
   void Touch(Draft& draft, Sequence& sequence);
   void Plan(Draft& draft, Block& block, Level to, Reason reason, Sequence* donor);
