@@ -90,12 +90,18 @@ PLIANT_KV_AMX_INLINE void UnpackKeys(const PlaneSource& source, Prefetcher& ahea
 }
 
 // ---- V for few columns: right operands [quad 16][dim 16][4 tokens]
-// ----------------------------------------------------------------
 //
 // Quad 4k + t of a half (tokens 16k + 4t ..) is row 4t + k: the order in which packing leaves the
-// weights.
+// weights. A step is unpacked in spans of a few dims, so that the tiles stay in the first-level
+// cache whatever the head dim.
 
-/// The dim that column `column` of V tile `tile` holds.
+/// Tiles of one half in a span: a pair (even, odd dims) for head dim 64, two pairs beyond.
+template <int kDim>
+inline constexpr int kSpanTiles = kDim == 64 ? 2 : 4;
+template <int kDim>
+inline constexpr int kSpans = kDim / 16 / kSpanTiles<kDim>;
+
+/// The dim that column `column` of V tile `tile` (over all spans) holds.
 template <int kDim>
 constexpr int ValueDim(int tile, int column) {
   const int odd = tile % 2;
@@ -103,73 +109,67 @@ constexpr int ValueDim(int tile, int column) {
   return 2 * (64 * (tile / 8) + 16 * (column / 4) + 4 * (tile / 2 % 4) + column % 4) + odd;
 }
 
-/// Puts the bytes of four neighbouring tokens next to each other: out[i] gives tiles 2i and 2i + 1
-/// of the line.
+/// The span's bytes of four neighbouring tokens, next to each other: one vector for each pair of
+/// tiles.
 template <int kDim>
-PLIANT_KV_AMX_INLINE void InterleaveQuad(const std::uint8_t* row, __m512i* out) {
-  constexpr std::ptrdiff_t stride = kDim / 2;
+PLIANT_KV_AMX_INLINE void InterleaveQuad(const std::uint8_t* row, int span, __m512i* out) {
+  constexpr std::ptrdiff_t kRow = kDim / 2;
   if constexpr (kDim == 64) {
     // Tokens (0, 1) and (2, 3) lie in one line each.
-    const __m512i first = _mm512_loadu_si512(row);
-    const __m512i second = _mm512_loadu_si512(row + 2 * stride);
     const __m512i index = _mm512_set_epi8(
         111, 79, 47, 15, 110, 78, 46, 14, 109, 77, 45, 13, 108, 76, 44, 12, 107, 75, 43, 11, 106,
         74, 42, 10, 105, 73, 41, 9, 104, 72, 40, 8, 103, 71, 39, 7, 102, 70, 38, 6, 101, 69, 37, 5,
         100, 68, 36, 4, 99, 67, 35, 3, 98, 66, 34, 2, 97, 65, 33, 1, 96, 64, 32, 0);
-    out[0] = _mm512_permutex2var_epi8(first, index, second);
-    out[1] = _mm512_permutex2var_epi8(first, _mm512_add_epi8(index, _mm512_set1_epi8(16)), second);
+    out[0] = _mm512_permutex2var_epi8(
+        _mm512_loadu_si512(row),
+        _mm512_add_epi8(index, _mm512_set1_epi8(static_cast<char>(16 * span))),
+        _mm512_loadu_si512(row + 2 * kRow));
   } else {
+    row += span / 2 * 64;
     const __m512i r0 = _mm512_loadu_si512(row);
-    const __m512i r1 = _mm512_loadu_si512(row + stride);
-    const __m512i r2 = _mm512_loadu_si512(row + 2 * stride);
-    const __m512i r3 = _mm512_loadu_si512(row + 3 * stride);
-    const __m512i low01 = _mm512_unpacklo_epi8(r0, r1), high01 = _mm512_unpackhi_epi8(r0, r1);
-    const __m512i low23 = _mm512_unpacklo_epi8(r2, r3), high23 = _mm512_unpackhi_epi8(r2, r3);
-    out[0] = _mm512_unpacklo_epi16(low01, low23);
-    out[1] = _mm512_unpackhi_epi16(low01, low23);
-    out[2] = _mm512_unpacklo_epi16(high01, high23);
-    out[3] = _mm512_unpackhi_epi16(high01, high23);
+    const __m512i r1 = _mm512_loadu_si512(row + kRow);
+    const __m512i r2 = _mm512_loadu_si512(row + 2 * kRow);
+    const __m512i r3 = _mm512_loadu_si512(row + 3 * kRow);
+    const bool low = span % 2 == 0;
+    const __m512i r01 = low ? _mm512_unpacklo_epi8(r0, r1) : _mm512_unpackhi_epi8(r0, r1);
+    const __m512i r23 = low ? _mm512_unpacklo_epi8(r2, r3) : _mm512_unpackhi_epi8(r2, r3);
+    out[0] = _mm512_unpacklo_epi16(r01, r23);
+    out[1] = _mm512_unpackhi_epi16(r01, r23);
   }
 }
 
+/// Unpacks span `span` of a step: tile i of half h at (2 i + h) * kTile.
 template <int kDim, int kDepth>
-PLIANT_KV_AMX_INLINE void UnpackValueBlock(const std::uint8_t* const rows[kPlanes],
-                                           Prefetcher& ahead, int b, TileBuffer tiles) {
-  constexpr int kLines = kDim == 64 ? 1 : kDim / 128;  // of one token
-  constexpr int kPairs = kDim == 64 ? 2 : 4;           // pairs of tiles from one line
+PLIANT_KV_AMX_INLINE void UnpackValueSpan(const PlaneSource& source, Prefetcher& ahead, int span,
+                                          TileBuffer tiles) {
+  constexpr int kPairs = kSpanTiles<kDim> / 2;
   constexpr int kQuadBytes = 4 * kDim / 2;
-  const std::uint8_t* from[kPlanes] = {rows[0], rows[1], rows[2], rows[3]};
-  for (int quad = 0; quad < kBlockTokens / 4; ++quad) {
-    const int row = 4 * (quad & 3) + 2 * b + (quad >> 2);
-#pragma GCC unroll 2
-    for (int line = 0; line < kLines; ++line) {
-      for (int i = 0; i < kQuadBytes / 128 / kLines; ++i) ahead.Issue();
+  for (int block = 0; block < kStepBlocks; ++block) {
+    const std::uint8_t* from[kPlanes] = {source.rows[block][0], source.rows[block][1],
+                                         source.rows[block][2], source.rows[block][3]};
+    const std::ptrdiff_t half = block / 2 * kTile;
+    for (int quad = 0; quad < kBlockTokens / 4; ++quad) {
+      ahead.Issue();
       __m512i planes[kDepth][kPairs];
 #pragma GCC unroll 4
       for (int p = 0; p < kDepth; ++p) {
-        InterleaveQuad<kDim>(from[p] + quad * kQuadBytes + 64 * line, planes[p]);
+        InterleaveQuad<kDim>(from[p] + quad * kQuadBytes, span, planes[p]);
       }
-#pragma GCC unroll 4
+      const std::ptrdiff_t row = half + (4 * (quad & 3) + 2 * (block & 1) + (quad >> 2)) * 64;
+#pragma GCC unroll 2
       for (int i = 0; i < kPairs; ++i) {
-        const std::ptrdiff_t to = (2 * (line * kPairs + i)) * kTile + row * 64;
+        const std::ptrdiff_t even = row + 4 * i * kTile;
+        const std::ptrdiff_t odd = even + 2 * kTile;
         const __m512i p0 = FlipTop(planes[0][i]);
         const __m512i p1 = kDepth == 1 ? MidDigits() : planes[kDepth == 1 ? 0 : 1][i];
-        _mm512_store_si512(tiles.hi + to, EvenBytes(p0, p1));
-        _mm512_store_si512(tiles.hi + to + kTile, OddBytes(p0, p1));
+        _mm512_store_si512(tiles.hi + even, EvenBytes(p0, p1));
+        _mm512_store_si512(tiles.hi + odd, OddBytes(p0, p1));
         if constexpr (kDepth == kPlanes) {
-          _mm512_store_si512(tiles.lo + to, EvenBytes(planes[2][i], planes[3][i]));
-          _mm512_store_si512(tiles.lo + to + kTile, OddBytes(planes[2][i], planes[3][i]));
+          _mm512_store_si512(tiles.lo + even, EvenBytes(planes[2][i], planes[3][i]));
+          _mm512_store_si512(tiles.lo + odd, OddBytes(planes[2][i], planes[3][i]));
         }
       }
     }
-  }
-}
-
-template <int kDim, int kDepth>
-PLIANT_KV_AMX_INLINE void UnpackValues(const PlaneSource& source, Prefetcher& ahead, int half,
-                                       TileBuffer tiles) {
-  for (int b = 0; b < 2; ++b) {
-    UnpackValueBlock<kDim, kDepth>(source.rows[2 * half + b], ahead, b, tiles);
   }
 }
 

@@ -28,11 +28,11 @@ constexpr int kHalves = kStep / kHalf;
 
 template <int kDim>
 struct alignas(64) Scratch {
-  std::byte keys[2][kHalves][kHalf * kDim];             // hi, lo of a step
-  std::byte values[2][kHalves][kHalf * kDim];           // hi, lo of the step before
-  std::byte query_tiles[kGroups][2][kDim / 64][kTile];  // hi pass, lo pass
-  std::byte query_sums[kGroups][3][64];                 // a row that sum tiles start from
-  std::byte weights[kGroups][2][kHalves][kTile];        // left operands: hi pass, lo pass
+  std::byte keys[2][kHalf * kDim];                          // hi, lo of half a step
+  std::byte values[2][kSpanTiles<kDim> * kHalves * kTile];  // hi, lo of a span of a step
+  std::byte query_tiles[kGroups][2][kDim / 64][kTile];      // hi pass, lo pass
+  std::byte query_sums[kGroups][3][64];                     // a row that sum tiles start from
+  std::byte weights[kGroups][2][kHalves][kTile];            // left operands: hi pass, lo pass
   std::int32_t key_sums[kGroups][kHalves][4][kVector][16];
   std::int32_t value_sums[2][2][kVector][16];
   float logits[kGroups][kGroup][kStep];
@@ -93,7 +93,7 @@ PLIANT_KV_AMX void PrepareQueries(const QueryTile& tile, Scratch<kDim>& s) {
 /// Starts the sums of a half of K against one group, in tiles 0 to 3 (a quarter of the tokens
 /// each).
 template <int kDim>
-PLIANT_KV_AMX_INLINE void MultiplyKeys(int group, int half, int depth, Scratch<kDim>& s) {
+PLIANT_KV_AMX_INLINE void MultiplyKeys(int group, int depth, Scratch<kDim>& s) {
   constexpr int kChunks = kDim / 64;
   const std::byte* start = s.query_sums[group][DepthIndex(depth)];
   PLIANT_KV_FENCE();
@@ -103,8 +103,8 @@ PLIANT_KV_AMX_INLINE void MultiplyKeys(int group, int half, int depth, Scratch<k
   _tile_loadd(3, start, 0);
 #pragma GCC unroll 4
   for (int chunk = 0; chunk < kChunks; ++chunk) {
-    const std::byte* hi = s.keys[0][half] + chunk * kTile;
-    const std::byte* lo = s.keys[1][half] + chunk * kTile;
+    const std::byte* hi = s.keys[0] + chunk * kTile;
+    const std::byte* lo = s.keys[1] + chunk * kTile;
     _tile_loadd(4, s.query_tiles[group][0][chunk], 64);
     _tile_loadd(6, hi, 64);
     _tile_dpbssd(0, 6, 4);
@@ -264,46 +264,47 @@ PLIANT_KV_AMX void SoftmaxOfGroup(int group, int columns, int depth, Scratch<kDi
   _mm512_store_ps(state.add, factors.add);
 }
 
-/// Starts the sums of V tiles `tile` and the one behind it, in tiles 0 and 1; tiles 4 to 7 hold the
+/// Starts the sums of pair `pair` of the span of V at hand, in tiles 0 and 1; tiles 4 to 7 hold the
 /// weights.
 template <int kDim>
-PLIANT_KV_AMX_INLINE void MultiplyValues(int tile, int depth, Scratch<kDim>& s) {
-  const std::ptrdiff_t a = tile * kTile;
-  const std::ptrdiff_t b = a + kTile;
+PLIANT_KV_AMX_INLINE void MultiplyValues(int pair, int depth, Scratch<kDim>& s) {
+  const std::byte* hi = s.values[0] + 4 * pair * kTile;
+  const std::byte* lo = s.values[1] + 4 * pair * kTile;
+  PLIANT_KV_FENCE();
   _tile_zero(0);
   _tile_zero(1);
-  _tile_loadd(2, s.values[0][0] + a, 64);
+  _tile_loadd(2, hi, 64);
   _tile_dpbusd(0, 4, 2);
-  _tile_loadd(3, s.values[0][0] + b, 64);
+  _tile_loadd(3, hi + 2 * kTile, 64);
   _tile_dpbusd(1, 4, 3);
-  _tile_loadd(2, s.values[0][1] + a, 64);
+  _tile_loadd(2, hi + kTile, 64);
   _tile_dpbusd(0, 5, 2);
-  _tile_loadd(3, s.values[0][1] + b, 64);
+  _tile_loadd(3, hi + 3 * kTile, 64);
   _tile_dpbusd(1, 5, 3);
   if (depth == kPlanes) {
-    _tile_loadd(2, s.values[1][0] + a, 64);
+    _tile_loadd(2, lo, 64);
     _tile_dpbuud(0, 6, 2);
-    _tile_loadd(3, s.values[1][0] + b, 64);
+    _tile_loadd(3, lo + 2 * kTile, 64);
     _tile_dpbuud(1, 6, 3);
-    _tile_loadd(2, s.values[1][1] + a, 64);
+    _tile_loadd(2, lo + kTile, 64);
     _tile_dpbuud(0, 7, 2);
-    _tile_loadd(3, s.values[1][1] + b, 64);
+    _tile_loadd(3, lo + 3 * kTile, 64);
     _tile_dpbuud(1, 7, 3);
   }
 }
 
-/// output[column][tile] = output * keep + sums * add for a pair of tiles.
+/// output[column][tile] = output * keep + sums * add for pair `pair` of all spans.
 template <int kDim>
-PLIANT_KV_AMX_INLINE void AddSums(int group, int columns, int tile, Scratch<kDim>& s) {
+PLIANT_KV_AMX_INLINE void AddSums(int group, int columns, int pair,
+                                  const std::int32_t (*sums)[kVector][16], Scratch<kDim>& s) {
   const auto& state = s.state[group];
-  const auto* sums = s.value_sums[tile / 2 % 2];
 #pragma GCC unroll 4
   for (int c = 0; c < kGroup; ++c) {
     if (c >= columns) break;
     const __m512i constant = _mm512_set1_epi32(state.constant[c]);
     const __m512 keep = _mm512_set1_ps(state.keep[c]);
     const __m512 add = _mm512_set1_ps(state.add[c]);
-    float* to = s.output[group * kGroup + c] + 16 * tile;
+    float* to = s.output[group * kGroup + c] + 32 * pair;
 #pragma GCC unroll 2
     for (int i = 0; i < 2; ++i, to += 16) {
       const __m512i v = _mm512_add_epi32(
@@ -325,7 +326,7 @@ struct Step {
 template <int kDim>
 PLIANT_KV_AMX_INLINE void UnpackKeyHalf(const PlaneSource& key, Prefetcher& ahead, int half,
                                         Scratch<kDim>& s) {
-  const TileBuffer tiles = {s.keys[0][half], s.keys[1][half]};
+  const TileBuffer tiles = {s.keys[0], s.keys[1]};
   switch (key.depth) {
     case 1:
       UnpackKeys<kDim, 1>(key, ahead, half, tiles);
@@ -340,74 +341,90 @@ PLIANT_KV_AMX_INLINE void UnpackKeyHalf(const PlaneSource& key, Prefetcher& ahea
 }
 
 template <int kDim>
-PLIANT_KV_AMX void UnpackValueStep(const PlaneSource& value, Prefetcher& ahead, Scratch<kDim>& s) {
+PLIANT_KV_AMX_INLINE void UnpackSpan(const PlaneSource& value, Prefetcher& ahead, int span,
+                                     Scratch<kDim>& s) {
+  const TileBuffer tiles = {s.values[0], s.values[1]};
+  switch (value.depth) {
+    case 1:
+      UnpackValueSpan<kDim, 1>(value, ahead, span, tiles);
+      break;
+    case 2:
+      UnpackValueSpan<kDim, 2>(value, ahead, span, tiles);
+      break;
+    default:
+      UnpackValueSpan<kDim, 4>(value, ahead, span, tiles);
+      break;
+  }
+}
+
+/// K of a step to sums for every group. The last sums are left in their tiles.
+template <int kDim>
+PLIANT_KV_AMX void KeyPhase(const Step& step, int groups, Prefetcher& ahead, Scratch<kDim>& s) {
   for (int half = 0; half < kHalves; ++half) {
-    const TileBuffer tiles = {s.values[0][half], s.values[1][half]};
-    switch (value.depth) {
-      case 1:
-        UnpackValues<kDim, 1>(value, ahead, half, tiles);
-        break;
-      case 2:
-        UnpackValues<kDim, 2>(value, ahead, half, tiles);
-        break;
-      default:
-        UnpackValues<kDim, 4>(value, ahead, half, tiles);
-        break;
+    UnpackKeyHalf<kDim>(step.key, ahead, half, s);
+    if (half > 0) StoreKeySums<kDim>(groups - 1, half - 1, s);
+    for (int g = 0; g < groups; ++g) {
+      MultiplyKeys<kDim>(g, step.key.depth, s);
+      if (g + 1 < groups) StoreKeySums<kDim>(g, half, s);
     }
   }
 }
 
-/// K of a step to sums for every group. V of the step before is unpacked on the way.
+/// The sums of V in tiles 0 and 1 that are yet to be stored and added.
+struct Pending {
+  int group = -1;  // -1: none
+  int pair = 0;
+};
 template <int kDim>
-PLIANT_KV_AMX void KeyPhase(const Step& step, int groups, const Step* before, Prefetcher& ahead,
-                            Scratch<kDim>& s) {
-  UnpackKeyHalf<kDim>(step.key, ahead, 0, s);
-  MultiplyKeys<kDim>(0, 0, step.key.depth, s);
-  UnpackKeyHalf<kDim>(step.key, ahead, 1, s);
-  StoreKeySums<kDim>(0, 0, s);
-  MultiplyKeys<kDim>(0, 1, step.key.depth, s);
-  if (before != nullptr) UnpackValueStep<kDim>(before->value, ahead, s);
-  StoreKeySums<kDim>(0, 1, s);
-  for (int g = 1; g < groups; ++g) {
-    for (int half = 0; half < kHalves; ++half) {
-      MultiplyKeys<kDim>(g, half, step.key.depth, s);
-      StoreKeySums<kDim>(g, half, s);
-    }
-  }
+PLIANT_KV_AMX_INLINE void StoreAndAdd(Pending& pending, const QueryTile& tile, Scratch<kDim>& s) {
+  if (pending.group < 0) return;
+  auto* sums = s.value_sums[pending.pair % 2];
+  _tile_stored(0, sums[0], 64);
+  _tile_stored(1, sums[1], 64);
+  const int columns = std::min(kGroup, tile.Columns() - pending.group * kGroup);
+  AddSums<kDim>(pending.group, columns, pending.pair, sums, s);
+  pending.group = -1;
 }
 
-/// For one group: V of `before` (where there is one) meets its weights, and between products the
-/// logits of `step` (where there is one) are made; then its weights.
+/// V of `before` (where there is one) meets its weights; between products the logits of `step`
+/// (where there is one) are made.
 template <int kDim>
-PLIANT_KV_AMX void ValuePhase(const QueryTile& tile, int group, const Step* before,
-                              const Step* step, Scratch<kDim>& s) {
-  constexpr int kPairs = kDim / 32;
-  constexpr int kSixteens = kStep / kVector;
-  const int columns = std::min(kGroup, tile.Columns() - group * kGroup);
+PLIANT_KV_AMX void ValuePhase(const QueryTile& tile, int groups, const Step* before,
+                              const Step* step, Prefetcher& ahead, Scratch<kDim>& s) {
+  constexpr int kSpanPairs = kSpanTiles<kDim> / 2;
+  constexpr int kSixteens = kStep / kVector / (kDim / 32);  // of logits beside one product
   const bool masked =
       step != nullptr && tile.rows > 1 && step->first + kStep > tile.first_position + 1;
-  if (before != nullptr) {
-    PLIANT_KV_FENCE();
-    _tile_loadd(4, s.weights[group][0][0], 64);
-    _tile_loadd(5, s.weights[group][0][1], 64);
-    _tile_loadd(6, s.weights[group][1][0], 64);
-    _tile_loadd(7, s.weights[group][1][1], 64);
-  }
-  for (int pair = 0; pair < kPairs; ++pair) {
-    if (before != nullptr) MultiplyValues<kDim>(2 * pair, before->value.depth, s);
-    if (step != nullptr) {
-      for (int i = 0; i < kSixteens / kPairs; ++i) {
-        StoreLogits<kDim>(tile, group, columns, step->first, pair * (kSixteens / kPairs) + i,
-                          masked, s);
+  Pending pending;
+  bool keys_stored = step == nullptr;
+  for (int span = 0; span < kSpans<kDim>; ++span) {
+    if (before != nullptr) UnpackSpan<kDim>(before->value, ahead, span, s);
+    if (!keys_stored) StoreKeySums<kDim>(groups - 1, kHalves - 1, s);
+    keys_stored = true;
+    for (int g = 0; g < groups; ++g) {
+      const int columns = std::min(kGroup, tile.Columns() - g * kGroup);
+      for (int i = 0; i < kSpanPairs; ++i) {
+        const int pair = span * kSpanPairs + i;
+        StoreAndAdd<kDim>(pending, tile, s);
+        if (before != nullptr) {
+          if (i == 0 && (groups > 1 || span == 0)) {
+            PLIANT_KV_FENCE();
+            _tile_loadd(4, s.weights[g][0][0], 64);
+            _tile_loadd(5, s.weights[g][0][1], 64);
+            _tile_loadd(6, s.weights[g][1][0], 64);
+            _tile_loadd(7, s.weights[g][1][1], 64);
+          }
+          MultiplyValues<kDim>(i, before->value.depth, s);
+          pending = {g, pair};
+        }
+        if (step == nullptr) continue;
+        for (int n = 0; n < kSixteens; ++n) {
+          StoreLogits<kDim>(tile, g, columns, step->first, pair * kSixteens + n, masked, s);
+        }
       }
     }
-    if (before == nullptr) continue;
-    _tile_stored(0, s.value_sums[pair % 2][0], 64);
-    _tile_stored(1, s.value_sums[pair % 2][1], 64);
-    if (pair > 0) AddSums<kDim>(group, columns, 2 * pair - 2, s);
   }
-  if (before != nullptr) AddSums<kDim>(group, columns, 2 * kPairs - 2, s);
-  if (step != nullptr) SoftmaxOfGroup<kDim>(group, columns, step->value.depth, s);
+  StoreAndAdd<kDim>(pending, tile, s);
 }
 
 template <int kDim>
@@ -426,16 +443,16 @@ PLIANT_KV_AMX void Attend(const AttentionHead& head, const QueryTile& tile, int 
     step.first = at;
     ahead.Start(head, at + kStep, end);
     if (!DescribeStep(head, at, end, step.key, step.value)) continue;
-    KeyPhase<kDim>(step, groups, before, ahead, s);
+    KeyPhase<kDim>(step, groups, ahead, s);
     LoadScales(head, at, end, s.scales);
-    for (int g = 0; g < groups; ++g) ValuePhase<kDim>(tile, g, before, &step, s);
+    ValuePhase<kDim>(tile, groups, before, &step, ahead, s);
+    for (int g = 0; g < groups; ++g) {
+      SoftmaxOfGroup<kDim>(g, std::min(kGroup, tile.Columns() - g * kGroup), step.value.depth, s);
+    }
     before = &step;
     i ^= 1;
   }
-  if (before != nullptr) {
-    UnpackValueStep<kDim>(before->value, ahead, s);
-    for (int g = 0; g < groups; ++g) ValuePhase<kDim>(tile, g, before, nullptr, s);
-  }
+  if (before != nullptr) ValuePhase<kDim>(tile, groups, before, nullptr, ahead, s);
   for (int column = 0; column < tile.Columns(); ++column) {
     float* to = partials + column * PartialFloats(kDim);
     for (int t = 0; t < kDim / 16; ++t) {

@@ -20,6 +20,29 @@ std::int64_t Cost(const AttentionItem& item, const SequenceSlice& slice) {
   return std::int64_t{tokens} * (8 + item.rows * item.group);
 }
 
+/// Items of a sequence with few columns. KV heads run inside splits: their rows lie one behind the
+/// other in a page, so that what the hardware fetches past the end of one head is used by the next.
+void AddSplits(int sequence, const SequenceSlice& slice, const KvGeometry& geometry, int group,
+               AttentionPlan& plan) {
+  const int splits = SplitsOf(slice.context + slice.rows);
+  const int first_join = static_cast<int>(plan.joins.size());
+  for (int head = 0; head < geometry.kv_heads; ++head) {
+    plan.joins.push_back({splits, plan.partial_floats});
+    plan.partial_floats +=
+        static_cast<std::size_t>(splits) * slice.rows * group * PartialFloats(geometry.head_dim);
+  }
+  AttentionItem item;
+  item.sequence = sequence;
+  item.rows = slice.rows;
+  item.group = group;
+  for (item.split = 0; item.split < splits; ++item.split) {
+    for (item.kv_head = 0; item.kv_head < geometry.kv_heads; ++item.kv_head) {
+      item.join = first_join + item.kv_head;
+      plan.items.push_back(item);
+    }
+  }
+}
+
 }  // namespace
 
 AttentionPlan PlanAttention(const StepBatch& batch, const KvGeometry& geometry, int heads,
@@ -45,21 +68,14 @@ AttentionPlan PlanAttention(const StepBatch& batch, const KvGeometry& geometry, 
   for (std::size_t s = 0; s < batch.sequences.size(); ++s) {
     const SequenceSlice& slice = batch.sequences[s];
     const bool narrow = slice.rows * group <= kernel.narrow_columns;
+    if (narrow) {
+      AddSplits(static_cast<int>(s), slice, geometry, group, plan);
+      continue;
+    }
     for (int head = 0; head < geometry.kv_heads; ++head) {
       AttentionItem item;
       item.sequence = static_cast<int>(s);
       item.kv_head = head;
-      if (narrow) {
-        item.rows = slice.rows;
-        item.group = group;
-        item.join = static_cast<int>(plan.joins.size());
-        const int splits = SplitsOf(slice.context + slice.rows);
-        plan.joins.push_back({splits, plan.partial_floats});
-        plan.partial_floats += static_cast<std::size_t>(splits) * slice.rows * group *
-                               PartialFloats(geometry.head_dim);
-        for (item.split = 0; item.split < splits; ++item.split) plan.items.push_back(item);
-        continue;
-      }
       for (int row = 0; row < slice.rows; row += static_cast<int>(tile_rows)) {
         item.first_row = row;
         item.rows = std::min(static_cast<int>(tile_rows), slice.rows - row);
