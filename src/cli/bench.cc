@@ -93,7 +93,10 @@ Result<ReplayResult> ReplayPolicy(const EngineBenchFlags& flags, const std::stri
 
 int BenchEngine(EngineBenchFlags flags) {
   // With a made-up workload the one name given is the model's.
-  if (!flags.synthetic.empty() && flags.model.model.empty()) std::swap(flags.model.model, flags.workload);
+  if (!flags.synthetic.empty()) {
+    if (!flags.model.model.empty()) return Fail(InvalidArgument("name a workload file or use --synthetic, not both"));
+    std::swap(flags.model.model, flags.workload);
+  }
   const Result<std::vector<WorkloadRequest>> workload = LoadWorkload(flags);
   if (!workload.ok()) return Fail(workload.status());
   for (const std::string& policy : flags.policies) {

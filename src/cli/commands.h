@@ -14,6 +14,7 @@ Command AddRun(CLI::App& app);
 Command AddInspect(CLI::App& app);
 Command AddTokenize(CLI::App& app);
 Command AddTemplate(CLI::App& app);
+Command AddTop(CLI::App& app);
 Command AddBench(CLI::App& app);
 
 }  // namespace pliant

@@ -27,6 +27,7 @@ int main(int argc, char** argv) {
   add("inspect", "Print what a model is: sizes, types, bytes of KV per token", pliant::AddInspect);
   add("tokenize", "Text on standard input to token ids, or back", pliant::AddTokenize);
   add("template", "Render a JSON list of messages with the model's chat template", pliant::AddTemplate);
+  add("top", "Watch a server's KV cache in the terminal", pliant::AddTop);
   add("bench", "Measure: replay a workload under several policies, or the quality of cache states", pliant::AddBench);
   CLI11_PARSE(app, argc, argv);
 

@@ -20,6 +20,7 @@ constexpr RouteRow kRoutes[] = {
     {"/health", Route::kHealth, false},           {"/ready", Route::kReady, false},
     {"/metrics", Route::kMetrics, false},         {"/v1/models", Route::kModels, false},
     {"/v1/chat/completions", Route::kChat, true}, {"/v1/completions", Route::kText, true},
+    {"/v1/kv", Route::kKv, false},
     {"/tokenize", Route::kTokenize, true},        {"/detokenize", Route::kDetokenize, true},
 };
 constexpr std::string_view kModelPrefix = "/v1/models/";
@@ -78,6 +79,8 @@ std::string_view RouteName(Route route) {
     case Route::kModels:
     case Route::kModel:
       return "models";
+    case Route::kKv:
+      return "kv";
     case Route::kChat:
       return "chat_completions";
     case Route::kText:
@@ -227,6 +230,7 @@ HttpResponse Api::Models(Route route, const std::string& path) const {
 }
 
 Api::Posted Api::Post(Route route, const std::string& body, std::function<void()> notify) {
+  if (route == Route::kKv) return Kv();
   Json json;
   if (const auto error = ParseJsonBody(body, {}, &json)) return ErrorResponse(*error);
   switch (route) {
@@ -241,6 +245,14 @@ Api::Posted Api::Post(Route route, const std::string& body, std::function<void()
     default:
       return ErrorResponse(FromStatus(Internal("a route without a handler")));
   }
+}
+
+HttpResponse Api::Kv() {
+  Result<std::string> report = model_.engine->KvReportJson();
+  if (!report.ok()) return ErrorResponse(FromStatus(report.status()));
+  HttpResponse out;
+  out.body = std::move(report).value();
+  return out;
 }
 
 Api::Posted Api::Complete(bool chat, const Json& body, std::function<void()> notify) {

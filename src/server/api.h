@@ -23,6 +23,7 @@ enum class Route {
   kMetrics,
   kModels,
   kModel,
+  kKv,
   kChat,
   kText,
   kTokenize,
@@ -49,7 +50,7 @@ class Api {
   Routed RouteHead(const HttpRequestHead& head);
 
   using Posted = std::variant<HttpResponse, std::unique_ptr<Generation>>;
-  /// Answers a POST. `notify` is called on the engine thread when the generation has something to
+  /// Answers a POST, or a GET that takes time (/v1/kv). `notify` is called on the engine thread when the generation has something to
   /// take.
   Posted Post(Route route, const std::string& body, std::function<void()> notify);
 
@@ -57,6 +58,7 @@ class Api {
   std::optional<HttpResponse> Refuse(const HttpRequestHead& head, Route route) const;
   HttpResponse Models(Route route, const std::string& path) const;
   Json ModelJson() const;
+  HttpResponse Kv();  // waits for the engine's step
   Posted Complete(bool chat, const Json& body, std::function<void()> notify);
   std::optional<ApiError> Plan(CompletionRequest request, GenerationPlan* plan) const;
   std::optional<ApiError> AddPrompt(const CompletionRequest& request, std::vector<TokenId> ids,

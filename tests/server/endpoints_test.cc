@@ -406,6 +406,14 @@ TEST(Endpoints, ApiKeyAndCors) {
   EXPECT_EQ(client.Receive().headers.at("access-control-allow-methods"), "POST, OPTIONS");
 }
 
+TEST(Endpoints, KvIsTheEnginesOwnReport) {
+  TestServer test;
+  const auto answer = test.Get("/v1/kv");
+  EXPECT_EQ(answer.status, 200);
+  EXPECT_EQ(answer.body, R"({"requests": []})");
+  EXPECT_EQ(test.Post("/v1/kv", "{}").status, 405);
+}
+
 TEST(Endpoints, MetricsAreTypedAndCountWhatHappened) {
   TestServer test;
   EngineStats stats;

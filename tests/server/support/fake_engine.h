@@ -47,6 +47,7 @@ class FakeEngine final : public Engine {
   Result<RequestId> Submit(GenerateRequest request, EventSink sink) override;
   void Cancel(RequestId id) override;
   EngineStats Stats() const override;
+  Result<std::string> KvReportJson() override { return std::string(R"({"requests": []})"); }
   bool Drain(double seconds) override;
   std::int64_t MaxContext() const override { return options_.context; }
 
