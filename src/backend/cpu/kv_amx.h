@@ -248,28 +248,20 @@ bool DescribeStep(const AttentionHead& head, int first, int end, PlaneSource& ke
 void LoadScales(const AttentionHead& head, int first, int end, StepScales& scales);
 
 /// Brings the planes of the step ahead into the second-level cache, a few lines at a time, so that
-/// memory works through all phases of a step and not only while planes are unpacked.
+/// memory works through all phases of a step and not only while planes are unpacked. Only the first
+/// two of a group of lines are asked for: the hardware's own prefetcher goes on from there, and it
+/// does not take the fill buffers that the kernel's own first-level misses need.
 class Prefetcher {
  public:
   /// Takes on the resident planes of a step; what was left of the one before is dropped.
   void Start(const AttentionHead& head, int first, int end);
-  /// Fetches the next few lines. A step unpacks 64 * head_dim / 64 times two lines a plane, and
+  /// Goes on by a group. A step unpacks at least 64 * head_dim / 64 times two lines a plane, and
   /// this is called as often.
   PLIANT_KV_AMX_INLINE void Issue() {
     if (chunk_ == chunks_) return;
     const std::uint8_t* at = rows_[chunk_] + offset_;
     _mm_prefetch(at, _MM_HINT_T1);
     _mm_prefetch(at + 64, _MM_HINT_T1);
-    if (lines_ > 2) {
-      _mm_prefetch(at + 128, _MM_HINT_T1);
-      _mm_prefetch(at + 192, _MM_HINT_T1);
-    }
-    if (lines_ > 4) {
-      _mm_prefetch(at + 256, _MM_HINT_T1);
-      _mm_prefetch(at + 320, _MM_HINT_T1);
-      _mm_prefetch(at + 384, _MM_HINT_T1);
-      _mm_prefetch(at + 448, _MM_HINT_T1);
-    }
     offset_ += 64 * lines_;
     if (offset_ == chunk_bytes_) {
       offset_ = 0;
