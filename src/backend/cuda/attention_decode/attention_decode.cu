@@ -80,6 +80,14 @@ constexpr int kFullArrivals = 1;
 constexpr int kFullArrivals = 33;
 #endif
 
+// Arrivals of a consumer warp that make a slot empty: lane 0's, once the warp has read it. compute-sanitizer's racecheck does not see
+// that __syncwarp orders the other lanes' reads before that; built with this macro it does.
+#if defined(PLIANT_ARRIVE_BY_LANE)
+constexpr int kEmptyArrivals = 32;
+#else
+constexpr int kEmptyArrivals = 1;
+#endif
+
 /// What the slot of a query, or of a block's first planes, says about the segment and the block. In shared memory.
 struct Note {
   int segment;  // -1: the end
@@ -258,7 +266,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) DecodeAttentionKernel(const
 #endif
   if (static_cast<int>(threadIdx.x) < slots) {
     BarrierInit(barrier_base + threadIdx.x * 8, kFullArrivals);
-    BarrierInit(barrier_base + (slots + threadIdx.x) * 8, min(launch.consumers, kv_here * args.chunks_per_head * kSplit));
+    BarrierInit(barrier_base + (slots + threadIdx.x) * 8, kEmptyArrivals * min(launch.consumers, kv_here * args.chunks_per_head * kSplit));
 #if __CUDA_ARCH__ >= 900
     BarrierInitFence();
 #endif
@@ -290,7 +298,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) DecodeAttentionKernel(const
   // Gives the slot back, once all lanes have read it, and moves on.
   auto release = [&] {
     __syncwarp();
-    if (lane == 0) BarrierArrive(ring.empty + ring.slot * 8);
+    if (lane < kEmptyArrivals) BarrierArrive(ring.empty + ring.slot * 8);
     ring.Next();
   };
   const std::uint8_t* unit = acquire();
@@ -573,9 +581,10 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) DecodeAttentionKernel(const
       }
       release();
       if (v_planes > 2) {
-        // The lower byte of a code is worth 1 / 256: every digit of the weight moves down one column.
+        // The lower byte of a code is worth 1 / 256: every digit of the weight moves down one column. Rounded, not cut: lower bytes are
+        // not centred, so a bias of the weights would show. (No overflow: weights stay below kRescaleAt.)
 #pragma unroll
-        for (int j = 0; j < 4; ++j) w[j] >>= 8;
+        for (int j = 0; j < 4; ++j) w[j] = (w[j] + 128u) >> 8;
         pack();
         unit = acquire();
         if (v_planes == 4) {
