@@ -3,8 +3,10 @@
 #include "backend/cpu/gemm.h"
 
 // GCC 12 warns of its own _mm512_undefined_*() placeholders once they are inlined.
+#if !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
 
 #if defined(__x86_64__)
 
