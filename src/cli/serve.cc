@@ -82,10 +82,10 @@ int Serve(const ServeFlags& flags) {
 
   const EngineStats stats = (*engine)->Stats();
   const std::string url = "http://" + flags.server.host + ":" + std::to_string((*server)->port());
-  std::printf("Serving %s on %s (KV cache %s, %lld tokens a request at most).\nTry:\n  curl %s/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+  std::printf("Serving %s on %s (KV cache %s, exact store %s, %lld tokens a request at most).\nTry:\n  curl %s/v1/chat/completions -H 'Content-Type: application/json' \\\n"
               "    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Name three rivers.\"}], \"stream\": true}'\n",
               served.model_id.c_str(), url.c_str(), FormatSize(static_cast<std::uint64_t>(stats.kv_bytes_total)).c_str(),
-              static_cast<long long>((*engine)->MaxContext()), url.c_str());
+              FormatSize(static_cast<std::uint64_t>(stats.store_bytes_total)).c_str(), static_cast<long long>((*engine)->MaxContext()), url.c_str());
   std::fflush(stdout);
 
   int signal = 0;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/request.h"
+#include "kv/decision_log.h"
 
 namespace pliant {
 
@@ -18,11 +19,14 @@ struct EngineStats {
   std::int64_t pages_total = 0, pages_free = 0, pages_cached = 0;  // cached: held only by the prefix cache
   std::int64_t kv_bytes_total = 0, kv_bytes_used = 0;
   std::int64_t blocks_by_state[5][5] = {};  // [planes of K][planes of V]
+  std::int64_t store_bytes_total = 0, store_bytes_used = 0;  // the exact store's budget, and what is in it
   // counters
   std::int64_t requests_admitted = 0, requests_finished = 0, requests_cancelled = 0, requests_failed = 0, requests_rejected = 0;
   std::int64_t prompt_tokens = 0, generated_tokens = 0;
   std::int64_t prefix_lookup_tokens = 0, prefix_hit_tokens = 0;
   std::int64_t preemptions = 0, demotions = 0, restores = 0, offloads = 0;
+  std::int64_t tokens_below_16_bits = 0, restore_nanoseconds = 0;
+  std::int64_t decisions[static_cast<int>(Reason::kCount)] = {};  // by reason: what each rung of the ladder did
   std::int64_t steps = 0, step_nanoseconds = 0;
   std::int64_t nonfinite_requests = 0;  // ended because their logits were not finite
 };

@@ -252,6 +252,13 @@ EngineStats StepLoop::Stats() const {
   stats.demotions = kv.demotions;
   stats.restores = kv.restores;
   stats.steps = sched.steps;
+  stats.store_bytes_total = kv.store_bytes_total;
+  stats.store_bytes_used = kv.store_bytes_used;
+  stats.tokens_below_16_bits = sched.tokens_below_16_bits;
+  stats.restore_nanoseconds = kv.restore_nanoseconds;
+  for (int i = 0; i < static_cast<int>(Reason::kCount); ++i) {
+    stats.decisions[i] = static_cast<std::int64_t>(kv_->log().Count(static_cast<Reason>(i)));
+  }
   return stats;
 }
 

@@ -65,6 +65,9 @@ void AddEngine(const EngineStats& s, Snapshot* out) {
       blocks.metric.push_back(std::move(metric));
     }
   }
+  out->Gauge("exact_store_bytes", "Budget of the exact store", number(s.store_bytes_total));
+  out->Gauge("exact_store_bytes_used", "Bytes of exact copies in the store",
+             number(s.store_bytes_used));
   out->Counter("requests_admitted_total", "Requests taken from the queue",
                number(s.requests_admitted));
   out->Counter("requests_finished_total", "Requests that ended with an answer",
@@ -88,6 +91,20 @@ void AddEngine(const EngineStats& s, Snapshot* out) {
   out->Counter("kv_demotions_total", "Blocks that gave up low planes", number(s.demotions));
   out->Counter("kv_restores_total", "Blocks whose low planes came back", number(s.restores));
   out->Counter("kv_offloads_total", "Requests moved out whole", number(s.offloads));
+  out->Counter("kv_restore_seconds_total", "From the decision to restore to the last byte",
+               static_cast<double>(s.restore_nanoseconds) * 1e-9);
+  out->Counter("tokens_below_16_bits_total",
+               "Tokens produced while part of their context stood below 16 bits",
+               number(s.tokens_below_16_bits));
+  MetricFamily& decisions = out->Add("decisions_total",
+                                     "Decisions of scheduler and controller by reason",
+                                     MetricType::Counter);
+  for (int i = 0; i < static_cast<int>(Reason::kCount); ++i) {
+    ClientMetric metric;
+    metric.label = {{"reason", std::string(ReasonName(static_cast<Reason>(i)))}};
+    metric.counter.value = number(s.decisions[i]);
+    decisions.metric.push_back(std::move(metric));
+  }
   out->Counter("engine_steps_total", "Steps of the engine", number(s.steps));
   out->Counter("engine_step_seconds_total", "Seconds spent in steps",
                static_cast<double>(s.step_nanoseconds) * 1e-9);
