@@ -163,7 +163,7 @@ struct CpuOptions {
   int threads = 0;    // 0: one a core this process may run on
   /// "auto", or a level to stay at or below: "amx", "avx512", "avx2", "plain". For tests and comparisons.
   std::string level = "auto";
-  /// f32 products instead of bf16 ones: about ten times slower, for measuring quality.
+  /// f32 products instead of bf16 ones: slower, for measuring quality.
   bool precise = false;
 };
 Result<std::unique_ptr<Backend>> MakeCpuBackend(const CpuOptions& options);

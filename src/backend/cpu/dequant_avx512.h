@@ -17,9 +17,10 @@
 
 #include "backend/cpu/packed_matrix.h"
 
-#define PLIANT_TARGET_AVX512                                                                 \
-  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16,avx2,fma," \
-                        "f16c")))
+#define PLIANT_TARGET_AVX512                                                      \
+  __attribute__((                                                                 \
+      target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16,avx2,fma," \
+             "f16c")))
 #define PLIANT_INLINE_AVX512 PLIANT_TARGET_AVX512 __attribute__((always_inline)) inline
 
 namespace pliant::avx512 {
