@@ -3,9 +3,9 @@
 //
 // A row of 32 4-bit codes costs five instructions: a multiply-add for its 16 possible values, an
 // add that rounds them to bf16, a multishift and a mask that make byte indices of its codes, and a
-// byte permute that looks the 32 values up. (The word permute and the bf16 conversion take two and
-// three micro-operations, shuffles all; the byte permute takes one.) So 4-bit weights round halves
-// away from zero, the others to even.
+// byte permute that looks the 32 values up. (The word permute
+// and VCVTNE2PS2BF16 are fewer instructions but measured slower: they keep both vector ports busy.)
+// So 4-bit weights round halves away from zero, the others to even.
 #pragma once
 
 #if defined(__x86_64__)

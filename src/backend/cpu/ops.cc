@@ -67,7 +67,7 @@ HWY_INLINE V Exp(D d, V x) {
 HWY_INLINE V Silu(D d, V gate) {
   const V e = Exp(d, hn::Min(hn::Neg(gate), hn::Set(d, 87.0f)));
   const V y = hn::Add(hn::Set(d, 1.0f), e);
-  // 1 / y by the approximation and one Newton step: a division is three times as slow.
+  // 1 / y by the approximation and one Newton step, in place of a division.
   V inverse = hn::ApproximateReciprocal(y);
   inverse = hn::Mul(inverse, hn::NegMulAdd(y, inverse, hn::Set(d, 2.0f)));
   return hn::Mul(gate, inverse);
