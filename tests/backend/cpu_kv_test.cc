@@ -560,8 +560,6 @@ TEST_P(CpuKvLevel, ErrorIsBelowThatOfAnFp16Cache) {
   }
 }
 
-// --------------------------------------------------------------------------------------------------
-
 TEST_P(CpuKvLevel, ARowIsTheSameAloneAndInABatchAndForAnyThreads) {
   const Shape shape{9, 3, 64};
   Case c(GetParam(), shape, 4000, 3);

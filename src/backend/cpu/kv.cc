@@ -103,8 +103,7 @@ class CpuKvImpl final : public CpuKv {
 
   StepBatch batch_;
   std::vector<std::int32_t> row_sequence_;  // slice of each row of the step
-  std::vector<float>
-      rope_inv_freq_;  // what cosine_ and sine_ were made from; valid while rope_rows_ is set
+  std::vector<float> rope_inv_freq_;        // what cosine_ and sine_ were made from
   bool rope_ready_ = false;
   std::vector<float> cosine_, sine_;  // [rows][head_dim / 2]
 
@@ -186,7 +185,6 @@ Status CpuKvImpl::BeginStep(const StepBatch& batch) {
 }
 
 // ---- writing
-// ----------------------------------------------------------------------------------------------------------------
 
 void CpuKvImpl::PrepareRope(const RopeTable& rope) {
   if (rope_ready_ && rope_inv_freq_ == rope.inv_freq) return;
@@ -285,7 +283,6 @@ void CpuKvImpl::QkvToCache(const KvQkvParams& params, const RopeTable& rope, KvR
 }
 
 // ---- reading
-// ----------------------------------------------------------------------------------------------------------------
 
 void CpuKvImpl::PrepareAttention(int heads) {
   if (plan_heads_ == heads) return;
@@ -366,7 +363,6 @@ void CpuKvImpl::Attention(int layer, int heads, float softmax_scale, KvRows quer
 }
 
 // ---- copies
-// -----------------------------------------------------------------------------------------------------------------
 
 CopyTicket CpuKvImpl::Copy(PageCopier::Direction direction, std::span<const PageCopy> copies) {
   if (!CheckCopies(copies, pages_).ok()) return copier_.Refuse();

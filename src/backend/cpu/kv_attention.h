@@ -77,9 +77,9 @@ constexpr std::size_t PartialFloats(int head_dim) {
 struct AttentionKernel {
   /// The most columns of one tile.
   int max_columns;
-  /// Tiles of up to this many columns are worth spreading one split at a time.
+  /// Sequences of up to this many columns are worth spreading over threads one split at a time.
   int narrow_columns;
-  /// A tile's row count is best a multiple of this for a group of the given size.
+  /// Bytes that `attend` needs, aligned to 64.
   std::size_t (*scratch_bytes)(int head_dim);
   bool (*supports)(int head_dim);
   /// Softmax over positions [first, end) of the sequence, within one split, into
@@ -88,8 +88,8 @@ struct AttentionKernel {
                  float* partials, std::byte* scratch);
 };
 
-/// The kernel for a level and head dim. Levels amx and avx512 fall to the next one for head dims
-/// they have no code for.
+/// The kernel for a level and head dim; AMX falls to f32 with AVX-512 for head dims it has no code
+/// for.
 const AttentionKernel& ChooseAttentionKernel(CpuLevel level, int head_dim);
 
 /// In f32 with vectors of the level's width. Never called above MachineLevel().
