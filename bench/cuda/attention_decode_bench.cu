@@ -1,5 +1,6 @@
-// Decode attention at the shapes of issue 5: time, bytes moved, GB/s, share of a plain read, and the error against double on the
-// device. Run: attention_decode_bench [shape 0..3] [planes 0..4] (with arguments: that one alone, once; for a profiler).
+// Decode attention at the shapes of issue 5: time, bytes moved, GB/s, share of a plain read, and
+// the error against double on the device. Run: attention_decode_bench [shape 0..3] [planes 0..4]
+// (with arguments: that one alone, once; for a profiler).
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -29,21 +30,30 @@ __device__ std::uint32_t Code(int block, int is_v, int head, int token, int dim)
   return Hash(((((std::uint64_t)block * 2 + is_v) * 8 + head) * 32 + token) * 128 + dim) & 0xffff;
 }
 __device__ std::uint32_t Scale(int block, int is_v, int head, int token) {  // bf16, 0.5 .. 1.5
-  const float f = 0.5f + (Hash(0x5ca1e00000000ull + (((std::uint64_t)block * 2 + is_v) * 8 + head) * 32 + token) & 255) / 256.f;
+  const float f =
+      0.5f +
+      (Hash(0x5ca1e00000000ull + (((std::uint64_t)block * 2 + is_v) * 8 + head) * 32 + token) &
+       255) /
+          256.f;
   return __float_as_uint(f) >> 16;
 }
 
 __global__ void Fill(int blocks, std::uint8_t* pages, const std::uint32_t* table) {
   const std::size_t n = (std::size_t)blocks * 2 * kHeads * 32 * (kDim / 2);
-  for (std::size_t i = blockIdx.x * (std::size_t)blockDim.x + threadIdx.x; i < n; i += (std::size_t)gridDim.x * blockDim.x) {
-    const int pair = i & 63, token = (i >> 6) & 31, head = (i >> 11) & 7, is_v = (i >> 14) & 1, block = (int)(i >> 15);
-    const std::uint32_t u0 = Code(block, is_v, head, token, 2 * pair), u1 = Code(block, is_v, head, token, 2 * pair + 1);
+  for (std::size_t i = blockIdx.x * (std::size_t)blockDim.x + threadIdx.x; i < n;
+       i += (std::size_t)gridDim.x * blockDim.x) {
+    const int pair = i & 63, token = (i >> 6) & 31, head = (i >> 11) & 7, is_v = (i >> 14) & 1,
+              block = (int)(i >> 15);
+    const std::uint32_t u0 = Code(block, is_v, head, token, 2 * pair),
+                        u1 = Code(block, is_v, head, token, 2 * pair + 1);
     for (int p = 0; p < 4; ++p) {
       const std::uint32_t page = table[block * 8 + is_v * 4 + p];
       std::uint8_t* unit = pages + page * kGeometry.PageBytes() + UnitOffset(kHeads, kDim, 0, head);
       unit[is_v ? VByte(kDim, token, 2 * pair) : KByte(kDim, token, 2 * pair)] =
           ((u0 >> (12 - 4 * p)) & 15) | ((u1 >> (12 - 4 * p)) & 15) << 4;
-      if (p == 0 && pair == 0) *(std::uint16_t*)(unit + ScaleByte(kDim, token)) = (std::uint16_t)Scale(block, is_v, head, token);
+      if (p == 0 && pair == 0)
+        *(std::uint16_t*)(unit + ScaleByte(kDim, token)) =
+            (std::uint16_t)Scale(block, is_v, head, token);
     }
   }
 }
@@ -54,10 +64,13 @@ __device__ double Value(int block, int is_v, int head, int token, int dim, int p
 }
 
 /// One block a (sampled task, query head): the same attention in double.
-__global__ void __launch_bounds__(256) Oracle(const float* q, const int* samples, const int* planes, int row_blocks, int length, double* scores, float* out) {
+__global__ void __launch_bounds__(256)
+    Oracle(const float* q, const int* samples, const int* planes, int row_blocks, int length,
+           double* scores, float* out) {
   __shared__ float qs[kDim];
   __shared__ double red[256];
-  const int row = samples[blockIdx.x >> 2] >> 3, head = samples[blockIdx.x >> 2] & 7, qi = blockIdx.x & 3, tid = threadIdx.x;
+  const int row = samples[blockIdx.x >> 2] >> 3, head = samples[blockIdx.x >> 2] & 7,
+            qi = blockIdx.x & 3, tid = threadIdx.x;
   if (tid < kDim) qs[tid] = q[((std::size_t)row * 32 + head * 4 + qi) * kDim + tid];
   __syncthreads();
   double* z = scores + (std::size_t)blockIdx.x * length;
@@ -65,7 +78,8 @@ __global__ void __launch_bounds__(256) Oracle(const float* q, const int* samples
   for (int i = tid; i < length; i += 256) {
     const int block = row * row_blocks + (i >> 5);
     double s = 0;
-    for (int d = 0; d < kDim; ++d) s += (double)qs[d] * Value(block, 0, head, i & 31, d, planes[block]);
+    for (int d = 0; d < kDim; ++d)
+      s += (double)qs[d] * Value(block, 0, head, i & 31, d, planes[block]);
     z[i] = s * 0.08838834764831845;
     top = fmax(top, z[i]);
   }
@@ -98,7 +112,8 @@ __global__ void __launch_bounds__(256) Oracle(const float* q, const int* samples
   }
   red[tid] = sum;
   __syncthreads();
-  if (tid < kDim) out[(std::size_t)blockIdx.x * kDim + tid] = (float)((red[tid] + red[tid + 128]) / mass);
+  if (tid < kDim)
+    out[(std::size_t)blockIdx.x * kDim + tid] = (float)((red[tid] + red[tid + 128]) / mass);
 }
 
 template <typename T>
@@ -114,7 +129,8 @@ void RunShape(Timer& timer, int batch, int length, float ceiling, int only) {
   std::iota(order.begin(), order.end(), 0u);
   std::mt19937 random(7);
   std::shuffle(order.begin(), order.end(), random);
-  auto pages = *DeviceArray<std::uint8_t>::Make((std::size_t)blocks * 8 * kGeometry.PageBytes(), "pages");
+  auto pages =
+      *DeviceArray<std::uint8_t>::Make((std::size_t)blocks * 8 * kGeometry.PageBytes(), "pages");
   {
     auto full = ToDevice(order);
     Fill<<<132 * 8, 256>>>(blocks, pages.data(), full.data());
@@ -127,12 +143,14 @@ void RunShape(Timer& timer, int batch, int length, float ceiling, int only) {
   auto out = *DeviceArray<float>::Make(q_host.size(), "out");
   const int sample_count = std::min(24, batch * 8);
   std::vector<int> samples;
-  for (int i = 0; i < sample_count; ++i) samples.push_back((int)((std::int64_t)i * (batch * 8 - 1) / std::max(1, sample_count - 1)));
+  for (int i = 0; i < sample_count; ++i)
+    samples.push_back((int)((std::int64_t)i * (batch * 8 - 1) / std::max(1, sample_count - 1)));
   auto d_samples = ToDevice(samples);
   auto scores = *DeviceArray<double>::Make((std::size_t)sample_count * 4 * length, "scores");
   auto want = *DeviceArray<float>::Make((std::size_t)sample_count * 4 * kDim, "want");
 
-  std::printf("\n== batch %d x %d tokens\n%-22s %9s %9s %8s %8s %9s %9s\n", batch, length, "state", "MB read", "us", "GB/s", "of read", "segments", "err/rms");
+  std::printf("\n== batch %d x %d tokens\n%-22s %9s %9s %8s %8s %9s %9s\n", batch, length, "state",
+              "MB read", "us", "GB/s", "of read", "segments", "err/rms");
   const DecodeShape shape{.kv_heads = kHeads, .group = kGroup, .head_dim = kDim};
   const DecodeLaunch launch = *DecodeLaunchFor(shape);
   for (const int planes : {4, 3, 2, 1, 0}) {
@@ -161,7 +179,8 @@ void RunShape(Timer& timer, int batch, int length, float ceiling, int only) {
     auto d_segments = ToDevice(plan.segments);
     auto d_ranges = ToDevice(plan.ranges);
     auto d_cut = ToDevice(plan.cut_rows);
-    auto partials = *DeviceArray<float>::Make(DecodePartialFloats(shape, plan.segments.size()), "partials");
+    auto partials =
+        *DeviceArray<float>::Make(DecodePartialFloats(shape, plan.segments.size()), "partials");
     PLIANT_CUDA_CHECK(cudaMemset(out.data(), 0xff, out.bytes()));
     DecodeArgs args;
     args.pages = pages.data();
@@ -186,7 +205,8 @@ void RunShape(Timer& timer, int batch, int length, float ceiling, int only) {
     }
     const float us = timer.Microseconds(go, length >= 32768 ? 7 : 15);
     auto d_state = ToDevice(state);
-    Oracle<<<sample_count * 4, 256>>>(q.data(), d_samples.data(), d_state.data(), row_blocks, length, scores.data(), want.data());
+    Oracle<<<sample_count * 4, 256>>>(q.data(), d_samples.data(), d_state.data(), row_blocks,
+                                      length, scores.data(), want.data());
     PLIANT_CUDA_CHECK(cudaDeviceSynchronize());
     std::vector<float> w(want.size()), o(out.size());
     Download<float>(want.data(), w);
@@ -194,14 +214,16 @@ void RunShape(Timer& timer, int batch, int length, float ceiling, int only) {
     double largest = 0, square = 0;
     for (int i = 0; i < sample_count; ++i)
       for (int k = 0; k < 4 * kDim; ++k) {
-        const double x = o[((std::size_t)(samples[i] >> 3) * 32 + (samples[i] & 7) * 4) * kDim + k], y = w[(std::size_t)i * 4 * kDim + k];
+        const double x = o[((std::size_t)(samples[i] >> 3) * 32 + (samples[i] & 7) * 4) * kDim + k],
+                     y = w[(std::size_t)i * 4 * kDim + k];
         square += y * y;
         if (!(std::fabs(x - y) <= largest)) largest = std::fabs(x - y);
       }
     char name[32];
     std::snprintf(name, sizeof name, planes == 0 ? "16 bits ends, 8 else" : "%d bits", planes * 4);
-    std::printf("%-22s %9.1f %9.1f %8.0f %7.1f%% %9zu %9.2e\n", name, bytes / 1e6, us, bytes / us / 1e3, 100 * bytes / us / 1e3 / ceiling,
-                plan.segments.size(), largest / std::sqrt(square / w.size()));
+    std::printf("%-22s %9.1f %9.1f %8.0f %7.1f%% %9zu %9.2e\n", name, bytes / 1e6, us,
+                bytes / us / 1e3, 100 * bytes / us / 1e3 / ceiling, plan.segments.size(),
+                largest / std::sqrt(square / w.size()));
   }
 }
 

@@ -1,5 +1,6 @@
-// Append, gather, row-wise kernels, prefill attention and products at Llama-3.1-8B's shapes (32 heads, 8 KV heads, head dim 128, hidden
-// 4096, features 14336): time, bytes or operations, and the share of the ceiling measured in the same run.
+// Append, gather, row-wise kernels, prefill attention and products at Llama-3.1-8B's shapes (32
+// heads, 8 KV heads, head dim 128, hidden 4096, features 14336): time, bytes or operations, and the
+// share of the ceiling measured in the same run.
 #include <cstdio>
 #include <numeric>
 #include <random>
@@ -32,7 +33,8 @@ DeviceArray<float> Random(std::size_t n) {
   std::normal_distribution<float> normal(0.f, 1.f);
   for (auto& x : v) x = normal(random);
   auto a = *DeviceArray<float>::Make(n, "bench");
-  for (std::size_t at = 0; at < n; at += v.size()) Upload<float>(std::span(v).subspan(0, std::min(v.size(), n - at)), a.data() + at);
+  for (std::size_t at = 0; at < n; at += v.size())
+    Upload<float>(std::span(v).subspan(0, std::min(v.size(), n - at)), a.data() + at);
   return a;
 }
 std::vector<BlockView> Blocks(int count, int planes) {
@@ -41,19 +43,22 @@ std::vector<BlockView> Blocks(int count, int planes) {
   std::shuffle(order.begin(), order.end(), std::mt19937(7));
   std::vector<BlockView> views(count);
   for (int b = 0; b < count; ++b)
-    for (int p = 0; p < planes; ++p) views[b].k[p] = PageId(order[8 * b + p]), views[b].v[p] = PageId(order[8 * b + 4 + p]);
+    for (int p = 0; p < planes; ++p)
+      views[b].k[p] = PageId(order[8 * b + p]), views[b].v[p] = PageId(order[8 * b + 4 + p]);
   return views;
 }
 
 float ceiling = 0;
 void Line(const char* name, int n, double bytes, float us) {
-  std::printf("%-28s %6d %10.1f us %9.1f MB %7.0f GB/s %6.1f%%\n", name, n, us, bytes / 1e6, bytes / us / 1e3, 100 * bytes / us / 1e3 / ceiling);
+  std::printf("%-28s %6d %10.1f us %9.1f MB %7.0f GB/s %6.1f%%\n", name, n, us, bytes / 1e6,
+              bytes / us / 1e3, 100 * bytes / us / 1e3 / ceiling);
 }
 
 void RunAppend(Timer& timer, int rows, bool decode) {
   const int blocks = decode ? rows : rows / 32;
   auto views = ToDevice(Blocks(blocks, 4));
-  auto pages = *DeviceArray<std::uint8_t>::Make(static_cast<std::size_t>(blocks) * 8 * kGeometry.PageBytes(), "pages");
+  auto pages = *DeviceArray<std::uint8_t>::Make(
+      static_cast<std::size_t>(blocks) * 8 * kGeometry.PageBytes(), "pages");
   const int width = (kHeads + 2 * kKvHeads) * kDim;
   auto qkv = Random(static_cast<std::size_t>(rows) * width);
   auto channel = ToDevice(std::vector<float>(kKvHeads * kDim, 1.f));
@@ -75,26 +80,46 @@ void RunAppend(Timer& timer, int rows, bool decode) {
   args.page_bytes = kGeometry.PageBytes();
   args.blocks = reinterpret_cast<const std::uint32_t*>(views.data());
   args.slots = d_slots.data();
-  Line("RoPE angles", rows, rows * (kDim / 2) * 8.0, timer.Microseconds([&] { LaunchRopeAngles(d_positions.data(), rows, freq.data(), kDim / 2, angles.data(), nullptr); }, 9));
-  const double bytes = static_cast<double>(rows) * (width * 4.0 + kHeads * kDim * 4.0 + 2.0 * kKvHeads * (kDim * 2 + 2));
-  Line(decode ? "QKV to cache, decode" : "QKV to cache, prefill", rows, bytes, timer.Microseconds([&] { LaunchAppend(args, nullptr); }, 9));
+  Line("RoPE angles", rows, rows * (kDim / 2) * 8.0,
+       timer.Microseconds(
+           [&] {
+             LaunchRopeAngles(d_positions.data(), rows, freq.data(), kDim / 2, angles.data(),
+                              nullptr);
+           },
+           9));
+  const double bytes = static_cast<double>(rows) *
+                       (width * 4.0 + kHeads * kDim * 4.0 + 2.0 * kKvHeads * (kDim * 2 + 2));
+  Line(decode ? "QKV to cache, decode" : "QKV to cache, prefill", rows, bytes,
+       timer.Microseconds([&] { LaunchAppend(args, nullptr); }, 9));
 }
 
 void RunPrefill(Timer& timer, int tokens) {
   const int blocks = tokens / 32;
-  auto pages = *DeviceArray<std::uint8_t>::Make(static_cast<std::size_t>(blocks) * 8 * kGeometry.PageBytes(), "pages");
+  auto pages = *DeviceArray<std::uint8_t>::Make(
+      static_cast<std::size_t>(blocks) * 8 * kGeometry.PageBytes(), "pages");
   PLIANT_CUDA_CHECK(cudaMemset(pages.data(), 0x3c, pages.bytes()));
   std::vector<int2> sources(blocks);
   for (int b = 0; b < blocks; ++b) sources[b] = make_int2(b, 32);
   auto d_sources = ToDevice(sources);
   const std::size_t elements = static_cast<std::size_t>(tokens) * kKvHeads * kDim;
-  auto k = *DeviceArray<std::uint16_t>::Make(elements, "K"), v = *DeviceArray<std::uint16_t>::Make(elements, "V");
+  auto k = *DeviceArray<std::uint16_t>::Make(elements, "K"),
+       v = *DeviceArray<std::uint16_t>::Make(elements, "V");
   auto present = *DeviceArray<std::uint8_t>::Make(blocks, "present");
   for (const int planes : {4, 2, 1}) {
     auto views = ToDevice(Blocks(blocks, planes));
-    GatherArgs args{kKvHeads, kDim, pages.data(), kGeometry.PageBytes(), 0, reinterpret_cast<const std::uint32_t*>(views.data()), d_sources.data(), blocks,
-                    k.data(), v.data(), present.data()};
-    const double bytes = elements * 4.0 + 2.0 * blocks * kKvHeads * (planes * kGeometry.UnitBytes() + kScaleBytes);
+    GatherArgs args{kKvHeads,
+                    kDim,
+                    pages.data(),
+                    kGeometry.PageBytes(),
+                    0,
+                    reinterpret_cast<const std::uint32_t*>(views.data()),
+                    d_sources.data(),
+                    blocks,
+                    k.data(),
+                    v.data(),
+                    present.data()};
+    const double bytes =
+        elements * 4.0 + 2.0 * blocks * kKvHeads * (planes * kGeometry.UnitBytes() + kScaleBytes);
     char name[32];
     std::snprintf(name, sizeof name, "gather, %d bits", 4 * planes);
     Line(name, tokens, bytes, timer.Microseconds([&] { LaunchGather(args, nullptr); }, 9));
@@ -119,7 +144,8 @@ void RunPrefill(Timer& timer, int tokens) {
   args.out_stride = kHeads * kDim;
   args.softmax_scale = 0.088f;
   const float us = timer.Microseconds([&] { LaunchPrefillAttention(args, nullptr); }, 5);
-  std::printf("%-28s %6d %10.1f us %9.1f TFLOP/s (causal)\n", "prefill attention", tokens, us, 2.0 * tokens * tokens * kHeads * kDim / us / 1e6);
+  std::printf("%-28s %6d %10.1f us %9.1f TFLOP/s (causal)\n", "prefill attention", tokens, us,
+              2.0 * tokens * tokens * kHeads * kDim / us / 1e6);
 }
 
 void RunGemm(Timer& timer, int rows) {
@@ -134,9 +160,14 @@ void RunGemm(Timer& timer, int rows) {
   auto out = *DeviceArray<float>::Make(static_cast<std::size_t>(rows) * 2 * kFeatures, "out");
   double total = 0;
   for (const auto& s : shapes) {
-    const float us = timer.Microseconds([&] { gemm->Run(x.data(), w.data(), nullptr, rows, s[0], s[1], out.data(), false, nullptr); }, 9);
+    const float us = timer.Microseconds(
+        [&] {
+          gemm->Run(x.data(), w.data(), nullptr, rows, s[0], s[1], out.data(), false, nullptr);
+        },
+        9);
     const double bytes = 2.0 * s[0] * s[1] + 2.0 * rows * s[1] + 4.0 * rows * s[0];
-    std::printf("product %5d x %5d x %5d %12.1f us %9.1f TFLOP/s %7.0f GB/s %6.1f%%\n", rows, s[0], s[1], us, 2.0 * rows * s[0] * s[1] / us / 1e6, bytes / us / 1e3,
+    std::printf("product %5d x %5d x %5d %12.1f us %9.1f TFLOP/s %7.0f GB/s %6.1f%%\n", rows, s[0],
+                s[1], us, 2.0 * rows * s[0] * s[1] / us / 1e6, bytes / us / 1e3,
                 100 * bytes / us / 1e3 / ceiling);
     total += us;
   }
@@ -148,8 +179,15 @@ void RunRowwise(Timer& timer, int rows) {
   auto weight = ToDevice(std::vector<float>(kHidden, 1.f));
   auto out = *DeviceArray<std::uint16_t>::Make(static_cast<std::size_t>(rows) * kFeatures, "out");
   Line("RMSNorm", rows, rows * (kHidden * 6.0),
-       timer.Microseconds([&] { LaunchRmsNorm(x.data(), nullptr, weight.data(), 1e-5f, rows, kHidden, out.data(), ElementType::kBf16, nullptr); }, 9));
-  Line("SiLU * up", rows, rows * (kFeatures * 10.0), timer.Microseconds([&] { LaunchSiluMul(x.data(), rows, kFeatures, out.data(), nullptr); }, 9));
+       timer.Microseconds(
+           [&] {
+             LaunchRmsNorm(x.data(), nullptr, weight.data(), 1e-5f, rows, kHidden, out.data(),
+                           ElementType::kBf16, nullptr);
+           },
+           9));
+  Line("SiLU * up", rows, rows * (kFeatures * 10.0),
+       timer.Microseconds([&] { LaunchSiluMul(x.data(), rows, kFeatures, out.data(), nullptr); },
+                          9));
 }
 
 }  // namespace

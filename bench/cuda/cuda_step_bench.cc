@@ -1,7 +1,8 @@
 // Times whole steps of a model on the CUDA backend: no sampling, no scheduler.
 //   pliant_cuda_step_bench MODEL [--random-weights] CASE...
-// MODEL: a GGUF file or a folder; with --random-weights a folder with a config.json is enough. Cases: prefill:N (one prompt of N tokens in
-// one step) and decode:S:C (S sequences that hold C tokens, one new token each). One line of JSON a case.
+// MODEL: a GGUF file or a folder; with --random-weights a folder with a config.json is enough.
+// Cases: prefill:N (one prompt of N tokens in one step) and decode:S:C (S sequences that hold C
+// tokens, one new token each). One line of JSON a case.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -20,14 +21,16 @@ struct Bench {
   Model& model;
   Backend& backend;
 
-  /// One step of `rows` new tokens for each of `sequences` that hold `context`; sequence s owns pages 8 blocks s and on.
+  /// One step of `rows` new tokens for each of `sequences` that hold `context`; sequence s owns
+  /// pages 8 blocks s and on.
   double Step(int sequences, int rows, int context, int max_blocks) {
     std::vector<std::int32_t> tokens, positions, logit_rows;
     std::vector<SequenceSlice> slices;
     std::vector<BlockView> blocks;
     for (int s = 0; s < sequences; ++s) {
       const int count = (context + rows + kBlockTokens - 1) / kBlockTokens;
-      slices.push_back({static_cast<std::int32_t>(tokens.size()), rows, context, static_cast<std::int32_t>(blocks.size()), count});
+      slices.push_back({static_cast<std::int32_t>(tokens.size()), rows, context,
+                        static_cast<std::int32_t>(blocks.size()), count});
       for (int b = 0; b < count; ++b) {
         BlockView view;
         for (int p = 0; p < kPlanes; ++p) {
@@ -51,7 +54,9 @@ struct Bench {
 };
 
 int Main(int argc, char** argv) {
-  if (argc < 3) return std::fprintf(stderr, "usage: pliant_cuda_step_bench MODEL [--random-weights] CASE...\n"), 2;
+  if (argc < 3)
+    return std::fprintf(stderr, "usage: pliant_cuda_step_bench MODEL [--random-weights] CASE...\n"),
+           2;
   std::vector<std::string> cases;
   bool random_weights = false;
   for (int i = 2; i < argc; ++i) {
@@ -80,11 +85,15 @@ int Main(int argc, char** argv) {
     }
   }
   const auto load_start = std::chrono::steady_clock::now();
-  const Status loaded = (*model)->Load(**backend, rows, sequences, [](std::uint64_t, std::uint64_t) {});
+  const Status loaded =
+      (*model)->Load(**backend, rows, sequences, [](std::uint64_t, std::uint64_t) {});
   if (!loaded.ok()) return std::fprintf(stderr, "%s\n", loaded.message().c_str()), 1;
-  std::fprintf(stderr, "%s; weights %.1f GB loaded in %.1f s\n", (*backend)->Info().name.c_str(), static_cast<double>((*backend)->WeightBytes()) / 1e9,
-               std::chrono::duration<double>(std::chrono::steady_clock::now() - load_start).count());
-  const Status allocated = (*backend)->AllocatePages((*model)->config().Kv(), static_cast<std::uint32_t>(blocks * 2 * kPlanes));
+  std::fprintf(
+      stderr, "%s; weights %.1f GB loaded in %.1f s\n", (*backend)->Info().name.c_str(),
+      static_cast<double>((*backend)->WeightBytes()) / 1e9,
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - load_start).count());
+  const Status allocated = (*backend)->AllocatePages(
+      (*model)->config().Kv(), static_cast<std::uint32_t>(blocks * 2 * kPlanes));
   if (!allocated.ok()) return std::fprintf(stderr, "%s\n", allocated.message().c_str()), 1;
   Bench bench{**model, **backend};
   for (const std::string& one : cases) {
@@ -92,11 +101,15 @@ int Main(int argc, char** argv) {
     std::vector<double> times;
     const bool prefill = std::sscanf(one.c_str(), "prefill:%d", &n) == 1;
     if (!prefill) std::sscanf(one.c_str(), "decode:%d:%d", &n, &context);
-    for (int i = 0; i < (prefill ? 5 : 24); ++i) times.push_back(prefill ? bench.Step(1, n, 0, blocks) : bench.Step(n, 1, context, context / kBlockTokens + 2));
+    for (int i = 0; i < (prefill ? 5 : 24); ++i)
+      times.push_back(prefill ? bench.Step(1, n, 0, blocks)
+                              : bench.Step(n, 1, context, context / kBlockTokens + 2));
     times.erase(times.begin(), times.begin() + 2);  // plans and buffers are made in the first
     std::sort(times.begin(), times.end());
     const double median = times[times.size() / 2];
-    std::printf("{\"case\": \"%s\", \"seconds\": %.6f, \"fastest\": %.6f, \"tokens_per_second\": %.1f}\n", one.c_str(), median, times[0], n / median);
+    std::printf(
+        "{\"case\": \"%s\", \"seconds\": %.6f, \"fastest\": %.6f, \"tokens_per_second\": %.1f}\n",
+        one.c_str(), median, times[0], n / median);
     std::fflush(stdout);
   }
   return 0;

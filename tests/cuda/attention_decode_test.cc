@@ -26,7 +26,9 @@ TEST(DecodePlan, CoversEveryBlockOnceAndBalances) {
     std::vector<QueryItem> queries;
     std::vector<BlockView> blocks;
     for (int i = 0; i < items; ++i) {
-      QueryItem item{.row = i, .first_block = static_cast<int>(blocks.size()), .tokens = static_cast<int>(random() % 3000)};
+      QueryItem item{.row = i,
+                     .first_block = static_cast<int>(blocks.size()),
+                     .tokens = static_cast<int>(random() % 3000)};
       if (random() % 8 == 0) item.tokens = 0;
       if (random() % 20 == 0) item.tokens = 20000;
       for (int b = 0; b < (item.tokens + 31) / 32; ++b) {
@@ -48,7 +50,9 @@ TEST(DecodePlan, CoversEveryBlockOnceAndBalances) {
       expected += range.segments;
       EXPECT_EQ(range.first_block, plan.segments[range.segment].first_block);
       EXPECT_EQ(range.blocks, plan.segments[range.segment].blocks);
-      EXPECT_EQ(std::memcmp(range.first_pages, &blocks[range.first_block], std::min(4, range.blocks) * sizeof(BlockView)), 0);
+      EXPECT_EQ(std::memcmp(range.first_pages, &blocks[range.first_block],
+                            std::min(4, range.blocks) * sizeof(BlockView)),
+                0);
     }
     EXPECT_EQ(expected, static_cast<int>(plan.segments.size()));
     std::size_t s = 0;
@@ -65,11 +69,14 @@ TEST(DecodePlan, CoversEveryBlockOnceAndBalances) {
         EXPECT_LE(segment.blocks, kMaxSegmentBlocks);
         EXPECT_GE(segment.blocks, 1);
         block += segment.blocks;
-        EXPECT_EQ(segment.tail, block == end ? item.tokens - 32 * (end - item.first_block - 1) : 32);
+        EXPECT_EQ(segment.tail,
+                  block == end ? item.tokens - 32 * (end - item.first_block - 1) : 32);
       }
       EXPECT_EQ(block, end);
-      for (std::size_t i = first; i < s; ++i) EXPECT_EQ(plan.segments[i].count, static_cast<int>(s - first));
-      const auto cut = std::find_if(plan.cut_rows.begin(), plan.cut_rows.end(), [&](const CutRow& c) { return c.row == item.row; });
+      for (std::size_t i = first; i < s; ++i)
+        EXPECT_EQ(plan.segments[i].count, static_cast<int>(s - first));
+      const auto cut = std::find_if(plan.cut_rows.begin(), plan.cut_rows.end(),
+                                    [&](const CutRow& c) { return c.row == item.row; });
       ASSERT_EQ(cut != plan.cut_rows.end(), s - first > 1);
       if (s - first > 1) {
         EXPECT_EQ(cut->first, static_cast<int>(first));
@@ -104,7 +111,8 @@ Outcome RunCase(const Case& c, std::uint32_t seed) {
   std::vector<QueryItem> items;
   for (std::size_t i = 0; i < c.lengths.size(); ++i) {
     // Row 2 i + 1 belongs to nobody and must keep what it holds.
-    items.push_back({.row = static_cast<int>(2 * i), .first_block = blocks, .tokens = c.lengths[i]});
+    items.push_back(
+        {.row = static_cast<int>(2 * i), .first_block = blocks, .tokens = c.lengths[i]});
     blocks += (c.lengths[i] + 31) / 32;
   }
   PagedCache cache(geometry, blocks, seed + 1);
@@ -113,11 +121,14 @@ Outcome RunCase(const Case& c, std::uint32_t seed) {
     for (int b = 0; b < blocks; ++b)
       for (int l = 0; l < c.layers; ++l)
         for (int h = 0; h < c.kv_heads; ++h)
-          for (int t = 0; t < kBlockTokens; ++t) cache.SetScale(b, 1, l, h, t, std::exp2(exponent(random)));
+          for (int t = 0; t < kBlockTokens; ++t)
+            cache.SetScale(b, 1, l, h, t, std::exp2(exponent(random)));
   }
   std::vector<State> states(blocks);
-  const State kinds[] = {{4, 4}, {3, 3}, {2, 2}, {2, 1}, {1, 1}, {3, 2}, {4, 1}, {1, 4}, {1, 0}, {0, 0}};
-  for (auto& s : states) s = c.state == 0 ? kinds[random() % std::size(kinds)] : State{c.state, c.state};
+  const State kinds[] = {{4, 4}, {3, 3}, {2, 2}, {2, 1}, {1, 1},
+                         {3, 2}, {4, 1}, {1, 4}, {1, 0}, {0, 0}};
+  for (auto& s : states)
+    s = c.state == 0 ? kinds[random() % std::size(kinds)] : State{c.state, c.state};
   cache.Place(states);
 
   const int heads = c.kv_heads * c.group, width = heads * c.head_dim;
@@ -137,7 +148,8 @@ Outcome RunCase(const Case& c, std::uint32_t seed) {
   auto d_cut = DeviceArray<CutRow>::Make(plan.cut_rows.size() + 1, "cut rows");
   auto d_q = DeviceArray<float>::Make(q.size(), "q");
   auto d_out = DeviceArray<float>::Make(rows * width, "out");
-  auto d_partials = DeviceArray<float>::Make(DecodePartialFloats(shape, plan.segments.size()), "partials");
+  auto d_partials =
+      DeviceArray<float>::Make(DecodePartialFloats(shape, plan.segments.size()), "partials");
   Upload<std::uint8_t>(cache.pages(), d_pages->data());
   Upload<BlockView>(cache.views(), d_blocks->data());
   Upload<Segment>(plan.segments, d_segments->data());
@@ -174,8 +186,9 @@ Outcome RunCase(const Case& c, std::uint32_t seed) {
     stream.Synchronize();
     Download<std::uint8_t>(reinterpret_cast<const std::uint8_t*>(d_out->data()), raw);
     auto value = [&](std::size_t i) {
-      return c.out == ElementType::kF32 ? reinterpret_cast<const float*>(raw.data())[i]
-                                        : Bf16ToFloat(reinterpret_cast<const std::uint16_t*>(raw.data())[i]);
+      return c.out == ElementType::kF32
+                 ? reinterpret_cast<const float*>(raw.data())[i]
+                 : Bf16ToFloat(reinterpret_cast<const std::uint16_t*>(raw.data())[i]);
     };
     for (std::size_t i = 0; i < c.lengths.size(); ++i)
       for (std::size_t b = 0; b < width * ElementBytes(c.out); ++b)
@@ -187,7 +200,8 @@ Outcome RunCase(const Case& c, std::uint32_t seed) {
       if (c.lengths[i] == 0) continue;
       for (int h = 0; h < heads; ++h) {
         const std::span<const float> own(q.data() + 2 * i * q_stride + h * c.head_dim, c.head_dim);
-        const auto want = cache.Attend(own, items[i].first_block, c.lengths[i], c.layer, h / c.group, args.softmax_scale);
+        const auto want = cache.Attend(own, items[i].first_block, c.lengths[i], c.layer,
+                                       h / c.group, args.softmax_scale);
         double row_square = 0, row_largest = 0;
         for (int d = 0; d < c.head_dim; ++d) {
           const double got = value(2 * i * width + h * c.head_dim + d);
@@ -196,7 +210,8 @@ Outcome RunCase(const Case& c, std::uint32_t seed) {
           row_square += want[d] * want[d];
         }
         // Relative to the row, so that a short row's large values do not hide a long row's error.
-        const double relative = row_square > 0 ? row_largest / std::sqrt(row_square / c.head_dim) : row_largest;
+        const double relative =
+            row_square > 0 ? row_largest / std::sqrt(row_square / c.head_dim) : row_largest;
         if (!(relative <= largest)) largest = relative;
         square += row_square;
         n += c.head_dim;
@@ -217,7 +232,8 @@ class DecodeAttention : public testing::TestWithParam<Case> {
 
 TEST_P(DecodeAttention, MatchesTheOracle) {
   const Outcome outcome = RunCase(GetParam(), 11);
-  // 2e-5 of the row's rms: what f32 scores and ex2.approx leave. An fp16 cache is off by 5e-4 before any arithmetic.
+  // 2e-5 of the row's rms: what f32 scores and ex2.approx leave. An fp16 cache is off by 5e-4
+  // before any arithmetic.
   EXPECT_LE(outcome.error, GetParam().out == ElementType::kF32 ? 2e-5 : 2e-2);
   EXPECT_TRUE(outcome.padding_untouched);
   RecordProperty("error", std::to_string(outcome.error));
@@ -226,22 +242,41 @@ TEST_P(DecodeAttention, MatchesTheOracle) {
 
 INSTANTIATE_TEST_SUITE_P(
     Cases, DecodeAttention,
-    testing::Values(Case{.lengths = {1, 31, 32, 33, 1000, 0, 64, 257}, .name = "d128_mix"},
-                    Case{.lengths = {700, 100}, .state = 4, .name = "d128_16bit"}, Case{.lengths = {700, 100}, .state = 3, .name = "d128_12bit"},
-                    Case{.lengths = {700, 100}, .state = 2, .name = "d128_8bit"}, Case{.lengths = {700, 100}, .state = 1, .name = "d128_4bit"},
-                    Case{.head_dim = 64, .kv_heads = 3, .group = 3, .layers = 3, .layer = 2, .lengths = {5, 900, 33, 0, 450}, .name = "d64_smollm"},
-                    Case{.head_dim = 64, .kv_heads = 2, .group = 3, .lengths = {2000}, .name = "d64_one"},
-                    Case{.head_dim = 256, .kv_heads = 1, .group = 4, .layers = 2, .layer = 1, .lengths = {5, 300, 33, 0, 777}, .name = "d256"},
-                    Case{.head_dim = 32, .kv_heads = 2, .group = 1, .lengths = {5, 300, 33, 0, 777}, .name = "d32"},
-                    Case{.kv_heads = 2, .group = 8, .lengths = {5, 300, 33}, .name = "group8"},
-                    Case{.kv_heads = 1, .group = 7, .lengths = {5, 300, 33}, .name = "group7"},
-                    Case{.kv_heads = 2, .group = 1, .lengths = {5, 300, 33}, .name = "group1"},
-                    Case{.kv_heads = 8, .group = 2, .lengths = {5, 300, 33}, .name = "group2"},
-                    Case{.lengths = {600, 40}, .q_scale = 30.f, .name = "peaked"},
-                    Case{.lengths = {600, 40}, .q_scale = 0.f, .name = "flat"},
-                    Case{.lengths = {600, 40}, .wide_v = true, .name = "wide_v"},
-                    Case{.kv_heads = 1, .lengths = {12000}, .name = "long"},
-                    Case{.lengths = {1, 200, 64}, .out = ElementType::kBf16, .name = "bf16_out"}),
+    testing::Values(
+        Case{.lengths = {1, 31, 32, 33, 1000, 0, 64, 257}, .name = "d128_mix"},
+        Case{.lengths = {700, 100}, .state = 4, .name = "d128_16bit"},
+        Case{.lengths = {700, 100}, .state = 3, .name = "d128_12bit"},
+        Case{.lengths = {700, 100}, .state = 2, .name = "d128_8bit"},
+        Case{.lengths = {700, 100}, .state = 1, .name = "d128_4bit"},
+        Case{.head_dim = 64,
+             .kv_heads = 3,
+             .group = 3,
+             .layers = 3,
+             .layer = 2,
+             .lengths = {5, 900, 33, 0, 450},
+             .name = "d64_smollm"},
+        Case{.head_dim = 64, .kv_heads = 2, .group = 3, .lengths = {2000}, .name = "d64_one"},
+        Case{.head_dim = 256,
+             .kv_heads = 1,
+             .group = 4,
+             .layers = 2,
+             .layer = 1,
+             .lengths = {5, 300, 33, 0, 777},
+             .name = "d256"},
+        Case{.head_dim = 32,
+             .kv_heads = 2,
+             .group = 1,
+             .lengths = {5, 300, 33, 0, 777},
+             .name = "d32"},
+        Case{.kv_heads = 2, .group = 8, .lengths = {5, 300, 33}, .name = "group8"},
+        Case{.kv_heads = 1, .group = 7, .lengths = {5, 300, 33}, .name = "group7"},
+        Case{.kv_heads = 2, .group = 1, .lengths = {5, 300, 33}, .name = "group1"},
+        Case{.kv_heads = 8, .group = 2, .lengths = {5, 300, 33}, .name = "group2"},
+        Case{.lengths = {600, 40}, .q_scale = 30.f, .name = "peaked"},
+        Case{.lengths = {600, 40}, .q_scale = 0.f, .name = "flat"},
+        Case{.lengths = {600, 40}, .wide_v = true, .name = "wide_v"},
+        Case{.kv_heads = 1, .lengths = {12000}, .name = "long"},
+        Case{.lengths = {1, 200, 64}, .out = ElementType::kBf16, .name = "bf16_out"}),
     [](const testing::TestParamInfo<Case>& info) { return std::string(info.param.name); });
 
 }  // namespace

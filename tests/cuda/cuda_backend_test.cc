@@ -34,21 +34,24 @@ struct Case {
 /// One backend with a small model's tensors; all values are the same for the same seed.
 class World {
  public:
-  World(std::unique_ptr<Backend> backend, const Case& c, std::uint32_t pages) : backend_(std::move(backend)), c_(c) {
+  World(std::unique_ptr<Backend> backend, const Case& c, std::uint32_t pages)
+      : backend_(std::move(backend)), c_(c) {
     std::mt19937 random(3);
     geometry_ = {.layers = c.layers, .kv_heads = c.kv_heads, .head_dim = c.head_dim};
     heads_ = c.kv_heads * c.group;
     width_ = heads_ * c.head_dim;
     const int qkv = (heads_ + 2 * c.kv_heads) * c.head_dim;
-    // Small integers over a power of two: every product and sum is exact in bf16 operands and f32 sums, so both backends cache
-    // exactly the same K and V.
+    // Small integers over a power of two: every product and sum is exact in bf16 operands and f32
+    // sums, so both backends cache exactly the same K and V.
     auto exact = [&](std::size_t n, int range, float scale) {
       std::vector<float> v(n);
-      for (float& x : v) x = static_cast<float>(static_cast<int>(random() % (2 * range + 1)) - range) * scale;
+      for (float& x : v)
+        x = static_cast<float>(static_cast<int>(random() % (2 * range + 1)) - range) * scale;
       return v;
     };
     table_ = Add(exact(kVocabulary * kHidden, 15, 1 / 8.f), kVocabulary);
-    for (int l = 0; l < c.layers; ++l) qkv_.push_back(Add(exact(static_cast<std::size_t>(qkv) * kHidden, 7, 1 / 16.f), qkv));
+    for (int l = 0; l < c.layers; ++l)
+      qkv_.push_back(Add(exact(static_cast<std::size_t>(qkv) * kHidden, 7, 1 / 16.f), qkv));
     if (c.bias) bias_ = *backend_->AddVector(exact(qkv, 7, 1 / 4.f));
     std::vector<float> identity(static_cast<std::size_t>(width_) * width_, 0.f);
     for (int i = 0; i < width_; ++i) identity[static_cast<std::size_t>(i) * width_ + i] = 1.f;
@@ -70,7 +73,8 @@ class World {
       }
       EXPECT_TRUE(backend_->SetChannelScales(channel).ok());
     }
-    for (int i = 0; i < c.head_dim / 2; ++i) rope_.inv_freq.push_back(std::pow(10000.f, -2.f * i / c.head_dim));
+    for (int i = 0; i < c.head_dim / 2; ++i)
+      rope_.inv_freq.push_back(std::pow(10000.f, -2.f * i / c.head_dim));
   }
 
   /// Attention of layer `layer` for all rows of the step, each row divided by its rms.
@@ -79,9 +83,11 @@ class World {
     backend_->Embed(table_, x_);
     for (int l = 0; l < c_.layers; ++l) {
       backend_->MatMul(x_, qkv_[l], c_.bias ? bias_ : VectorId(), qkv_out_, false);
-      const QkvParams params{l, heads_, c_.head_norm ? norm_ : VectorId(), c_.head_norm ? norm_ : VectorId(), 1e-5f};
+      const QkvParams params{l, heads_, c_.head_norm ? norm_ : VectorId(),
+                             c_.head_norm ? norm_ : VectorId(), 1e-5f};
       backend_->QkvToCache(params, rope_, qkv_out_);
-      backend_->Attention(l, heads_, 1.f / std::sqrt(static_cast<float>(c_.head_dim)) / 8, qkv_out_, attention_);
+      backend_->Attention(l, heads_, 1.f / std::sqrt(static_cast<float>(c_.head_dim)) / 8, qkv_out_,
+                          attention_);
       if (l == layer) {
         backend_->MatMul(attention_, identity_, VectorId(), result_, false);
         backend_->Logits(result_, ones_, 0.f, identity_);
@@ -150,7 +156,8 @@ struct Sequences {
         for (int p = 0; p < kPlanes; ++p) view.k[p] = Take(), view.v[p] = Take();
         blocks[s].push_back(view);
       }
-      slices.push_back({static_cast<int>(tokens.size()), rows[s], context[s], static_cast<int>(views.size()), needed});
+      slices.push_back({static_cast<int>(tokens.size()), rows[s], context[s],
+                        static_cast<int>(views.size()), needed});
       views.insert(views.end(), blocks[s].begin(), blocks[s].end());
       for (int i = 0; i < rows[s]; ++i) {
         logit_rows.push_back(static_cast<int>(tokens.size()));
@@ -165,7 +172,8 @@ struct Sequences {
   void Demote() {
     for (std::size_t s = 0; s < blocks.size(); ++s)
       for (int b = 0; b < context[s] / kBlockTokens; ++b) {
-        static constexpr int kStates[][2] = {{4, 4}, {3, 3}, {2, 2}, {2, 1}, {1, 1}, {4, 2}, {1, 0}};
+        static constexpr int kStates[][2] = {{4, 4}, {3, 3}, {2, 2}, {2, 1},
+                                             {1, 1}, {4, 2}, {1, 0}};
         const auto& state = kStates[random() % std::size(kStates)];
         if (b == 0 && state[1] == 0) continue;
         for (int p = state[0]; p < kPlanes; ++p) blocks[s][b].k[p] = PageId();
@@ -205,12 +213,14 @@ TEST_P(CudaBackend, AttentionMatchesTheReferenceAtMixedStates) {
   const Case c = GetParam();
   World want(MakeReferenceBackend(), c, kPages), got(*MakeCudaBackend({}), c, kPages);
   Sequences sequences(4, kPages);
-  const std::vector<std::vector<int>> steps = {{130, 3, 33, 1}, {1, 1, 70, 4}, {5, 1, 1, 1}, {1, 64, 0, 1}};
+  const std::vector<std::vector<int>> steps = {
+      {130, 3, 33, 1}, {1, 1, 70, 4}, {5, 1, 1, 1}, {1, 64, 0, 1}};
   for (std::size_t s = 0; s < steps.size(); ++s) {
     const StepBatch batch = sequences.Batch(steps[s]);
     const int layer = static_cast<int>(s) % c.layers;
     const auto a = want.Step(batch, layer), b = got.Step(batch, layer);
-    // bf16 results of attention, rounded once more as operands: 2^-8 of values of up to four times the rms.
+    // bf16 results of attention, rounded once more as operands: 2^-8 of values of up to four times
+    // the rms.
     EXPECT_LE(Distance(a, b), 0.04) << "step " << s;
     EXPECT_FALSE(a.empty());
     sequences.Demote();
@@ -234,31 +244,40 @@ TEST_P(CudaBackend, PagesHoldTheReferencesCodes) {
           const BlockView& view = sequences.blocks[s][token / kBlockTokens];
           const PageId id = is_v ? view.v[p] : view.k[p];
           if (token % kBlockTokens != 0 && token != sequences.context[s] - 1) continue;
-          const auto a = ReadPage(want.backend(), geometry, id), b = ReadPage(got.backend(), geometry, id);
+          const auto a = ReadPage(want.backend(), geometry, id),
+                     b = ReadPage(got.backend(), geometry, id);
           const int slot = token % kBlockTokens;
           for (int layer = 0; layer < c.layers; ++layer)
             for (int head = 0; head < c.kv_heads; ++head) {
               const std::byte* unit = b.data() + cuda::UnitOffset(c.kv_heads, d, layer, head);
               for (int dim = 0; dim < d; ++dim) {
-                const auto nibble = [&](std::byte byte) { return (static_cast<int>(byte) >> (dim % 2 * 4)) & 15; };
-                ASSERT_EQ(nibble(a[geometry.RowOffset(layer, head, slot) + dim / 2]),
-                          nibble(unit[is_v ? cuda::VByte(d, slot, dim) : cuda::KByte(d, slot, dim)]))
-                    << "token " << token << " V " << is_v << " plane " << p << " layer " << layer << " head " << head << " dim " << dim;
+                const auto nibble = [&](std::byte byte) {
+                  return (static_cast<int>(byte) >> (dim % 2 * 4)) & 15;
+                };
+                ASSERT_EQ(
+                    nibble(a[geometry.RowOffset(layer, head, slot) + dim / 2]),
+                    nibble(unit[is_v ? cuda::VByte(d, slot, dim) : cuda::KByte(d, slot, dim)]))
+                    << "token " << token << " V " << is_v << " plane " << p << " layer " << layer
+                    << " head " << head << " dim " << dim;
               }
               if (p == 0) {
-                EXPECT_EQ(std::memcmp(a.data() + geometry.ScaleOffset(layer, head, slot), unit + cuda::ScaleByte(d, slot), 2), 0);
+                EXPECT_EQ(std::memcmp(a.data() + geometry.ScaleOffset(layer, head, slot),
+                                      unit + cuda::ScaleByte(d, slot), 2),
+                          0);
               }
             }
         }
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, CudaBackend,
-                         testing::Values(Case{.name = "d64"}, Case{.head_dim = 128, .kv_heads = 2, .group = 2, .name = "d128"},
-                                         Case{.head_dim = 128, .kv_heads = 1, .group = 6, .bias = true, .name = "d128_group6_bias"},
-                                         Case{.head_dim = 256, .kv_heads = 1, .group = 2, .name = "d256"},
-                                         Case{.head_dim = 32, .kv_heads = 3, .group = 1, .layers = 1, .name = "d32"},
-                                         Case{.head_norm = true, .channel = false, .name = "head_norms"}),
-                         [](const testing::TestParamInfo<Case>& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Cases, CudaBackend,
+    testing::Values(
+        Case{.name = "d64"}, Case{.head_dim = 128, .kv_heads = 2, .group = 2, .name = "d128"},
+        Case{.head_dim = 128, .kv_heads = 1, .group = 6, .bias = true, .name = "d128_group6_bias"},
+        Case{.head_dim = 256, .kv_heads = 1, .group = 2, .name = "d256"},
+        Case{.head_dim = 32, .kv_heads = 3, .group = 1, .layers = 1, .name = "d32"},
+        Case{.head_norm = true, .channel = false, .name = "head_norms"}),
+    [](const testing::TestParamInfo<Case>& info) { return std::string(info.param.name); });
 
 class CudaBackendOps : public testing::Test {
  protected:
@@ -276,19 +295,24 @@ TEST_F(CudaBackendOps, FeedForwardMatchesTheReference) {
     for (float& x : v) x = Bf16ToFloat(FloatToBf16(normal(random) * scale));
     return v;
   };
-  const auto table = values(kVocabulary * kHidden, 1), gate = values(kFeatures * kHidden, 0.1f), up = values(kFeatures * kHidden, 0.1f),
-             down = values(kHidden * kFeatures, 0.1f), norm = values(kHidden, 1), bias = values(kHidden, 0.5f), head = values(kVocabulary * kHidden, 0.1f);
+  const auto table = values(kVocabulary * kHidden, 1), gate = values(kFeatures * kHidden, 0.1f),
+             up = values(kFeatures * kHidden, 0.1f), down = values(kHidden * kFeatures, 0.1f),
+             norm = values(kHidden, 1), bias = values(kHidden, 0.5f),
+             head = values(kVocabulary * kHidden, 0.1f);
   std::vector<std::int32_t> order(kFeatures);
   std::iota(order.begin(), order.end(), 0);
   std::shuffle(order.begin(), order.end(), random);
   auto run = [&](Backend& backend) {
     HostMatrix parts[2] = {F32Matrix(gate, kFeatures), F32Matrix(up, kFeatures)};
     parts[0].order = parts[1].order = order;
-    const HostMatrix t = F32Matrix(table, kVocabulary), dn = F32Matrix(down, kHidden), out = F32Matrix(head, kVocabulary);
-    const MatrixId table_id = *backend.AddMatrix({&t, 1}), gate_up = *backend.AddMatrix(parts), down_id = *backend.AddMatrix({&dn, 1}),
-                   head_id = *backend.AddMatrix({&out, 1});
+    const HostMatrix t = F32Matrix(table, kVocabulary), dn = F32Matrix(down, kHidden),
+                     out = F32Matrix(head, kVocabulary);
+    const MatrixId table_id = *backend.AddMatrix({&t, 1}), gate_up = *backend.AddMatrix(parts),
+                   down_id = *backend.AddMatrix({&dn, 1}), head_id = *backend.AddMatrix({&out, 1});
     const VectorId norm_id = *backend.AddVector(norm), bias_id = *backend.AddVector(bias);
-    const TensorId x = *backend.AddTensor(kRows, kHidden), normed = *backend.AddTensor(kRows, kHidden), wide = *backend.AddTensor(kRows, 2 * kFeatures),
+    const TensorId x = *backend.AddTensor(kRows, kHidden),
+                   normed = *backend.AddTensor(kRows, kHidden),
+                   wide = *backend.AddTensor(kRows, 2 * kFeatures),
                    narrow = *backend.AddTensor(kRows, kFeatures);
     EXPECT_GT(backend.WeightBytes(), 0u);
     EXPECT_TRUE(backend.AllocatePages({.layers = 1, .kv_heads = 1, .head_dim = 64}, 64).ok());
@@ -296,7 +320,8 @@ TEST_F(CudaBackendOps, FeedForwardMatchesTheReference) {
     for (int i = 0; i < kRows; ++i) tokens[i] = (i * 7) % kVocabulary, positions[i] = i;
     BlockView views[2];
     for (int b = 0; b < 2; ++b)
-      for (int p = 0; p < kPlanes; ++p) views[b].k[p] = PageId(b * 8 + p), views[b].v[p] = PageId(b * 8 + 4 + p);
+      for (int p = 0; p < kPlanes; ++p)
+        views[b].k[p] = PageId(b * 8 + p), views[b].v[p] = PageId(b * 8 + 4 + p);
     const SequenceSlice slice{0, kRows, 0, 0, 2};
     EXPECT_TRUE(backend.BeginStep({tokens, positions, {&slice, 1}, views, logits}).ok());
     backend.Embed(table_id, x);
@@ -345,7 +370,8 @@ TEST_F(CudaBackendOps, RefusesWhatDoesNotFit) {
   auto backend = *MakeCudaBackend({});
   const Status odd = backend->AllocatePages({.layers = 1, .kv_heads = 1, .head_dim = 96}, 4);
   EXPECT_EQ(odd.code(), StatusCode::kUnimplemented);
-  const Status huge = backend->AllocatePages({.layers = 80, .kv_heads = 8, .head_dim = 128}, 4000000);
+  const Status huge =
+      backend->AllocatePages({.layers = 80, .kv_heads = 8, .head_dim = 128}, 4000000);
   EXPECT_EQ(huge.code(), StatusCode::kOutOfMemory);
   EXPECT_NE(huge.message().find("free"), std::string::npos) << huge.message();
   EXPECT_FALSE(backend->AddTensor(0, 4).ok());

@@ -7,7 +7,8 @@
 namespace pliant::cuda {
 namespace {
 
-// Every (token, dim) has a nibble of its own, rows and scales fill a unit exactly, and units fill the page.
+// Every (token, dim) has a nibble of its own, rows and scales fill a unit exactly, and units fill
+// the page.
 TEST(PageLayout, IsABijection) {
   for (const int d : {32, 64, 128, 256}) {
     for (const bool is_v : {false, true}) {

@@ -36,7 +36,8 @@ struct Tensor {
   ElementType type = ElementType::kF32;
 
   float* F32() {
-    PLIANT_CHECK(type == ElementType::kF32, "this op takes f32, and its input is what a product takes (bf16)");
+    PLIANT_CHECK(type == ElementType::kF32,
+                 "this op takes f32, and its input is what a product takes (bf16)");
     return data.data();
   }
   std::uint16_t* Bf16() const { return reinterpret_cast<std::uint16_t*>(data.data()); }
@@ -76,7 +77,8 @@ class CudaBackend final : public Backend {
     return MatrixId(static_cast<std::uint32_t>(matrices_.size() - 1));
   }
   Result<VectorId> AddVector(std::span<const float> values) override {
-    PLIANT_ASSIGN_OR_RETURN(auto vector, DeviceArray<float>::Make(values.size(), "a weight vector"));
+    PLIANT_ASSIGN_OR_RETURN(auto vector,
+                            DeviceArray<float>::Make(values.size(), "a weight vector"));
     Upload<float>(values, vector.data());
     weight_bytes_ += vector.bytes();
     vectors_.push_back(std::move(vector));
@@ -87,11 +89,16 @@ class CudaBackend final : public Backend {
   // ---- activations ----
   Result<TensorId> AddTensor(std::int64_t max_rows, std::int64_t cols) override {
     if (max_rows < 1 || cols < 1 || max_rows > (std::int64_t{1} << 40) / cols) {
-      return InvalidArgument("a tensor of " + std::to_string(max_rows) + " x " + std::to_string(cols));
+      return InvalidArgument("a tensor of " + std::to_string(max_rows) + " x " +
+                             std::to_string(cols));
     }
-    if (cols % 8 != 0) return Unimplemented("the CUDA kernels want a multiple of 8 columns, not " + std::to_string(cols));
+    if (cols % 8 != 0)
+      return Unimplemented("the CUDA kernels want a multiple of 8 columns, not " +
+                           std::to_string(cols));
     Tensor tensor{max_rows, cols, {}, ElementType::kF32};
-    PLIANT_ASSIGN_OR_RETURN(tensor.data, DeviceArray<float>::Make(static_cast<std::size_t>(max_rows * cols), "activations"));
+    PLIANT_ASSIGN_OR_RETURN(
+        tensor.data,
+        DeviceArray<float>::Make(static_cast<std::size_t>(max_rows * cols), "activations"));
     tensors_.push_back(std::move(tensor));
     return TensorId(static_cast<std::uint32_t>(tensors_.size() - 1));
   }
@@ -100,15 +107,19 @@ class CudaBackend final : public Backend {
   std::size_t PageBytes(const KvGeometry& geometry) const override { return geometry.PageBytes(); }
   Status AllocatePages(const KvGeometry& geometry, std::uint32_t pages) override {
     if (page_count_ != 0) return InvalidArgument("pages are allocated once");
-    if (geometry.layers < 1 || pages == 0) return InvalidArgument("KV pages need a layer and a page");
-    PLIANT_RETURN_IF_ERROR(DecodeLaunchFor({.kv_heads = geometry.kv_heads, .group = 1, .head_dim = geometry.head_dim}).status());
+    if (geometry.layers < 1 || pages == 0)
+      return InvalidArgument("KV pages need a layer and a page");
+    PLIANT_RETURN_IF_ERROR(
+        DecodeLaunchFor({.kv_heads = geometry.kv_heads, .group = 1, .head_dim = geometry.head_dim})
+            .status());
     if (pages > static_cast<std::size_t>(-1) / 2 / geometry.PageBytes()) {
       return OutOfMemory("KV pages: " + std::to_string(pages) + " pages pass the address space");
     }
     const std::size_t channels = geometry.Units() * geometry.head_dim;
     PLIANT_ASSIGN_OR_RETURN(channel_, DeviceArray<float>::Make(channels, "channel scales"));
     PLIANT_ASSIGN_OR_RETURN(copier_, PageCopier::Make(geometry.PageBytes()));
-    PLIANT_ASSIGN_OR_RETURN(pages_, DeviceArray<std::uint8_t>::Make(pages * geometry.PageBytes(), "KV pages"));
+    PLIANT_ASSIGN_OR_RETURN(
+        pages_, DeviceArray<std::uint8_t>::Make(pages * geometry.PageBytes(), "KV pages"));
     Upload<float>(std::vector<float>(channels, 1.f), channel_.data());
     PLIANT_CUDA_CHECK(cudaDeviceSynchronize());
     geometry_ = geometry;
@@ -117,10 +128,12 @@ class CudaBackend final : public Backend {
   }
   Status SetChannelScales(std::span<const float> channel) override {
     if (channel.empty() || channel.size() != channel_.size()) {
-      return InvalidArgument("channel scales: " + std::to_string(channel.size()) + " values, " + std::to_string(channel_.size()) + " expected");
+      return InvalidArgument("channel scales: " + std::to_string(channel.size()) + " values, " +
+                             std::to_string(channel_.size()) + " expected");
     }
     for (const float value : channel) {
-      if (!(value > 0) || !std::isfinite(value)) return InvalidArgument("channel scales: every value must be finite and above 0");
+      if (!(value > 0) || !std::isfinite(value))
+        return InvalidArgument("channel scales: every value must be finite and above 0");
     }
     stream_.Synchronize();
     Upload<float>(channel, channel_.data());
@@ -144,12 +157,16 @@ class CudaBackend final : public Backend {
   Status BeginStep(const StepBatch& batch) override {
     PLIANT_RETURN_IF_ERROR(CheckStepBatch(batch, page_count_));
     const std::size_t block_bytes = GatheredBlockElements() * sizeof(std::uint16_t) * 2;
-    PLIANT_RETURN_IF_ERROR(inputs_.Begin(batch, std::max<std::size_t>(1, kGatherBytes / block_bytes), stream_));
+    PLIANT_RETURN_IF_ERROR(
+        inputs_.Begin(batch, std::max<std::size_t>(1, kGatherBytes / block_bytes), stream_));
     const std::size_t gathered = static_cast<std::size_t>(inputs_.gathered_blocks());
     if (gathered > present_.size()) {
-      PLIANT_ASSIGN_OR_RETURN(gathered_k_, DeviceArray<std::uint16_t>::Make(gathered * GatheredBlockElements(), "gathered K"));
-      PLIANT_ASSIGN_OR_RETURN(gathered_v_, DeviceArray<std::uint16_t>::Make(gathered * GatheredBlockElements(), "gathered V"));
-      PLIANT_ASSIGN_OR_RETURN(present_, DeviceArray<std::uint8_t>::Make(gathered, "gathered blocks"));
+      PLIANT_ASSIGN_OR_RETURN(gathered_k_, DeviceArray<std::uint16_t>::Make(
+                                               gathered * GatheredBlockElements(), "gathered K"));
+      PLIANT_ASSIGN_OR_RETURN(gathered_v_, DeviceArray<std::uint16_t>::Make(
+                                               gathered * GatheredBlockElements(), "gathered V"));
+      PLIANT_ASSIGN_OR_RETURN(present_,
+                              DeviceArray<std::uint8_t>::Make(gathered, "gathered blocks"));
     }
     logit_columns_ = 0;
     planned_heads_ = 0;
@@ -160,15 +177,16 @@ class CudaBackend final : public Backend {
   void Embed(MatrixId table, TensorId out) override {
     const DeviceMatrix& matrix = matrices_.at(table.value());
     Tensor& to = Writable(out, matrix.cols, ElementType::kF32);
-    LaunchEmbed(matrix.data.data(), inputs_.tokens(), inputs_.rows(), static_cast<int>(matrix.cols), to.data.data(), stream_.get());
+    LaunchEmbed(matrix.data.data(), inputs_.tokens(), inputs_.rows(), static_cast<int>(matrix.cols),
+                to.data.data(), stream_.get());
   }
 
   void RmsNorm(TensorId x, VectorId weight, float eps, TensorId out) override {
     Tensor& from = tensors_.at(x.value());
     const float* data = from.F32();
     Tensor& to = Writable(out, from.cols, x == out ? ElementType::kF32 : ElementType::kBf16);
-    LaunchRmsNorm(data, nullptr, vectors_.at(weight.value()).data(), eps, inputs_.rows(), static_cast<int>(from.cols), to.data.data(), to.type,
-                  stream_.get());
+    LaunchRmsNorm(data, nullptr, vectors_.at(weight.value()).data(), eps, inputs_.rows(),
+                  static_cast<int>(from.cols), to.data.data(), to.type, stream_.get());
   }
 
   void MatMul(TensorId x, MatrixId weight, VectorId bias, TensorId out, bool accumulate) override {
@@ -176,17 +194,22 @@ class CudaBackend final : public Backend {
     const Tensor& from = tensors_.at(x.value());
     PLIANT_CHECK(from.cols == matrix.cols, "x and weight disagree");
     Tensor& to = tensors_.at(out.value());
-    PLIANT_CHECK(to.cols == matrix.rows && (!accumulate || to.type == ElementType::kF32), "a product and what it is added to disagree");
+    PLIANT_CHECK(to.cols == matrix.rows && (!accumulate || to.type == ElementType::kF32),
+                 "a product and what it is added to disagree");
     to.type = ElementType::kF32;
-    gemm_->Run(AsBf16(from), matrix.data.data(), bias.valid() ? vectors_.at(bias.value()).data() : nullptr, inputs_.rows(), matrix.rows, matrix.cols,
-               to.data.data(), accumulate, stream_.get());
+    gemm_->Run(AsBf16(from), matrix.data.data(),
+               bias.valid() ? vectors_.at(bias.value()).data() : nullptr, inputs_.rows(),
+               matrix.rows, matrix.cols, to.data.data(), accumulate, stream_.get());
   }
 
   void QkvToCache(const QkvParams& params, const RopeTable& rope, TensorId qkv) override {
     Tensor& data = tensors_.at(qkv.value());
-    PLIANT_CHECK(params.heads % geometry_.kv_heads == 0 && data.cols == static_cast<std::int64_t>(params.heads + 2 * geometry_.kv_heads) * geometry_.head_dim,
+    PLIANT_CHECK(params.heads % geometry_.kv_heads == 0 &&
+                     data.cols == static_cast<std::int64_t>(params.heads + 2 * geometry_.kv_heads) *
+                                      geometry_.head_dim,
                  "a QKV product does not fit the cache's heads");
-    const std::size_t layer_channels = static_cast<std::size_t>(params.layer) * geometry_.kv_heads * geometry_.head_dim;
+    const std::size_t layer_channels =
+        static_cast<std::size_t>(params.layer) * geometry_.kv_heads * geometry_.head_dim;
     const RopeAngles& angles = AnglesFor(rope);
     AppendArgs args;
     args.rows = inputs_.rows();
@@ -212,7 +235,8 @@ class CudaBackend final : public Backend {
   void Attention(int layer, int heads, float softmax_scale, TensorId qkv, TensorId out) override {
     Tensor& q = tensors_.at(qkv.value());
     const float* q_data = q.F32();
-    Tensor& to = Writable(out, static_cast<std::int64_t>(heads) * geometry_.head_dim, ElementType::kBf16);
+    Tensor& to =
+        Writable(out, static_cast<std::int64_t>(heads) * geometry_.head_dim, ElementType::kBf16);
     const std::size_t layer_offset = UnitOffset(geometry_.kv_heads, geometry_.head_dim, layer, 0);
     if (inputs_.has_decode()) {
       const DecodeShape shape{geometry_.kv_heads, heads / geometry_.kv_heads, geometry_.head_dim};
@@ -286,10 +310,14 @@ class CudaBackend final : public Backend {
       PLIANT_CHECK(memory.ok(), memory.status().message());
       host_logits_ = std::move(memory).value();
     }
-    LaunchRmsNorm(from.F32(), inputs_.logit_rows(), vectors_.at(norm.value()).data(), eps, static_cast<int>(count), static_cast<int>(from.cols),
-                  scratch_.data(), ElementType::kBf16, stream_.get());
-    gemm_->Run(scratch_.data(), matrix.data.data(), nullptr, count, matrix.rows, matrix.cols, logits_.data(), false, stream_.get());
-    PLIANT_CUDA_CHECK(cudaMemcpyAsync(host_logits_.data(), logits_.data(), count * matrix.rows * sizeof(float), cudaMemcpyDeviceToHost, stream_.get()));
+    LaunchRmsNorm(from.F32(), inputs_.logit_rows(), vectors_.at(norm.value()).data(), eps,
+                  static_cast<int>(count), static_cast<int>(from.cols), scratch_.data(),
+                  ElementType::kBf16, stream_.get());
+    gemm_->Run(scratch_.data(), matrix.data.data(), nullptr, count, matrix.rows, matrix.cols,
+               logits_.data(), false, stream_.get());
+    PLIANT_CUDA_CHECK(cudaMemcpyAsync(host_logits_.data(), logits_.data(),
+                                      count * matrix.rows * sizeof(float), cudaMemcpyDeviceToHost,
+                                      stream_.get()));
   }
 
   Status EndStep() override {
@@ -301,23 +329,34 @@ class CudaBackend final : public Backend {
   }
 
   // ---- page copies ----
-  CopyTicket CopyOut(std::span<const PageCopy> copies) override { return Copy(PageCopier::Direction::kOut, copies); }
-  CopyTicket CopyIn(std::span<const PageCopy> copies) override { return Copy(PageCopier::Direction::kIn, copies); }
+  CopyTicket CopyOut(std::span<const PageCopy> copies) override {
+    return Copy(PageCopier::Direction::kOut, copies);
+  }
+  CopyTicket CopyIn(std::span<const PageCopy> copies) override {
+    return Copy(PageCopier::Direction::kIn, copies);
+  }
   CopyState Poll(CopyTicket ticket) override { return copier_->Poll(ticket); }
   CopyState Wait(CopyTicket ticket) override { return copier_->Wait(ticket); }
 
  private:
-  std::size_t GatheredBlockElements() const { return static_cast<std::size_t>(kBlockTokens) * std::max(1, geometry_.kv_heads * geometry_.head_dim); }
-  const float* OptionalVector(VectorId id) const { return id.valid() ? vectors_.at(id.value()).data() : nullptr; }
+  std::size_t GatheredBlockElements() const {
+    return static_cast<std::size_t>(kBlockTokens) *
+           std::max(1, geometry_.kv_heads * geometry_.head_dim);
+  }
+  const float* OptionalVector(VectorId id) const {
+    return id.valid() ? vectors_.at(id.value()).data() : nullptr;
+  }
 
   Tensor& Writable(TensorId id, std::int64_t cols, ElementType type) {
     Tensor& tensor = tensors_.at(id.value());
-    PLIANT_CHECK(tensor.cols == cols && tensor.max_rows >= inputs_.rows(), "an op's result does not fit its tensor");
+    PLIANT_CHECK(tensor.cols == cols && tensor.max_rows >= inputs_.rows(),
+                 "an op's result does not fit its tensor");
     tensor.type = type;
     return tensor;
   }
 
-  /// Scratch grows to what the largest step needs; the queue is empty of users only after a synchronisation.
+  /// Scratch grows to what the largest step needs; the queue is empty of users only after a
+  /// synchronisation.
   template <typename T>
   void Grow(DeviceArray<T>& array, std::int64_t count, std::string_view what) {
     if (array.size() >= static_cast<std::size_t>(count)) return;
@@ -336,9 +375,11 @@ class CudaBackend final : public Backend {
   }
 
   const RopeAngles& AnglesFor(const RopeTable& rope) {
-    auto it = std::find_if(ropes_.begin(), ropes_.end(), [&](const RopeAngles& r) { return r.inv_freq == rope.inv_freq; });
+    auto it = std::find_if(ropes_.begin(), ropes_.end(),
+                           [&](const RopeAngles& r) { return r.inv_freq == rope.inv_freq; });
     if (it == ropes_.end()) {
-      PLIANT_CHECK(rope.inv_freq.size() * 2 <= static_cast<std::size_t>(geometry_.head_dim), "RoPE over more dims than a head has");
+      PLIANT_CHECK(rope.inv_freq.size() * 2 <= static_cast<std::size_t>(geometry_.head_dim),
+                   "RoPE over more dims than a head has");
       RopeAngles angles;
       angles.inv_freq = rope.inv_freq;
       Grow(angles.device_freq, static_cast<std::int64_t>(rope.inv_freq.size()), "RoPE frequencies");
@@ -349,7 +390,8 @@ class CudaBackend final : public Backend {
     if (!it->current) {
       const int pairs = static_cast<int>(it->inv_freq.size());
       Grow(it->angles, static_cast<std::int64_t>(inputs_.rows()) * pairs, "RoPE angles");
-      LaunchRopeAngles(inputs_.positions(), inputs_.rows(), it->device_freq.data(), pairs, it->angles.data(), stream_.get());
+      LaunchRopeAngles(inputs_.positions(), inputs_.rows(), it->device_freq.data(), pairs,
+                       it->angles.data(), stream_.get());
       it->current = true;
     }
     return *it;
@@ -365,7 +407,9 @@ class CudaBackend final : public Backend {
     launch_ = *launch;
     const Status planned = inputs_.PlanAttention(launch_, stream_);
     PLIANT_CHECK(planned.ok(), planned.message());
-    Grow(partials_, static_cast<std::int64_t>(DecodePartialFloats(shape, inputs_.planned_segments())), "attention partials");
+    Grow(partials_,
+         static_cast<std::int64_t>(DecodePartialFloats(shape, inputs_.planned_segments())),
+         "attention partials");
   }
 
   CopyTicket Copy(PageCopier::Direction direction, std::span<const PageCopy> copies) {
@@ -373,7 +417,8 @@ class CudaBackend final : public Backend {
     if (!CheckCopies(copies, page_count_).ok()) return copier_->Refuse();
     std::vector<PageCopier::Piece> pieces;
     pieces.reserve(copies.size());
-    for (const PageCopy& copy : copies) pieces.push_back({pages_.data() + copy.page.value() * geometry_.PageBytes(), copy.host});
+    for (const PageCopy& copy : copies)
+      pieces.push_back({pages_.data() + copy.page.value() * geometry_.PageBytes(), copy.host});
     return copier_->Start(direction, std::move(pieces), stream_);
   }
 
@@ -411,7 +456,8 @@ Result<std::unique_ptr<Backend>> MakeCudaBackend(const CudaOptions& options) {
   int count = 0;
   PLIANT_CUDA_CHECK(cudaGetDeviceCount(&count));
   if (options.device < 0 || options.device >= count) {
-    return InvalidArgument("CUDA device " + std::to_string(options.device) + " of " + std::to_string(count));
+    return InvalidArgument("CUDA device " + std::to_string(options.device) + " of " +
+                           std::to_string(count));
   }
   PLIANT_CUDA_CHECK(cudaSetDevice(options.device));
   PLIANT_ASSIGN_OR_RETURN(auto gemm, Gemm::Make());

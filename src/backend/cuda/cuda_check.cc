@@ -6,8 +6,8 @@
 namespace pliant::cuda {
 
 void CudaFailed(const char* file, int line, const char* call, cudaError_t error) {
-  std::fprintf(stderr, "%s:%d: CUDA call failed: %s: %s: %s\n", file, line, call, cudaGetErrorName(error),
-               cudaGetErrorString(error));
+  std::fprintf(stderr, "%s:%d: CUDA call failed: %s: %s: %s\n", file, line, call,
+               cudaGetErrorName(error), cudaGetErrorString(error));
   std::fflush(stderr);
   std::abort();
 }

@@ -1,5 +1,6 @@
-// Room: backend/cuda. Owners of device memory, pinned host memory, streams and events. Each object belongs to one thread at a time.
-// Running out of memory is a Status that says what was asked and what is free; every other error ends the process (cuda_check.h).
+// Room: backend/cuda. Owners of device memory, pinned host memory, streams and events. Each object
+// belongs to one thread at a time. Running out of memory is a Status that says what was asked and
+// what is free; every other error ends the process (cuda_check.h).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -20,12 +21,14 @@ Result<void*> Allocate(MemoryKind kind, std::size_t bytes, std::string_view what
 void Release(MemoryKind kind, void* pointer) noexcept;
 }  // namespace internal
 
-/// A typed array in device or pinned host memory, uninitialised. Move-only; empty when default-constructed.
+/// A typed array in device or pinned host memory, uninitialised. Move-only; empty when
+/// default-constructed.
 template <typename T, internal::MemoryKind kKind>
 class Array {
  public:
   Array() = default;
-  Array(Array&& other) noexcept : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+  Array(Array&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
   Array& operator=(Array&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
@@ -35,7 +38,8 @@ class Array {
 
   /// `what` names the allocation in the message of a failure ("KV pages").
   static Result<Array> Make(std::size_t count, std::string_view what) {
-    if (count > static_cast<std::size_t>(-1) / sizeof(T)) return OutOfMemory("an allocation of more than 2^64 bytes");
+    if (count > static_cast<std::size_t>(-1) / sizeof(T))
+      return OutOfMemory("an allocation of more than 2^64 bytes");
     auto memory = internal::Allocate(kKind, count * sizeof(T), what);
     if (!memory.ok()) return memory.status();
     Array array;
@@ -47,9 +51,7 @@ class Array {
   T* data() const { return data_; }
   std::size_t size() const { return size_; }
   std::size_t bytes() const { return size_ * sizeof(T); }
-  T& operator[](std::size_t i) const
-    requires(kKind == internal::MemoryKind::kPinned)
-  {
+  T& operator[](std::size_t i) const requires(kKind == internal::MemoryKind::kPinned) {
     return data_[i];
   }
 
@@ -82,7 +84,8 @@ class Stream {
 class Event {
  public:
   explicit Event(bool timing = false) {
-    PLIANT_CUDA_CHECK(cudaEventCreateWithFlags(&event_, timing ? cudaEventDefault : cudaEventDisableTiming));
+    PLIANT_CUDA_CHECK(
+        cudaEventCreateWithFlags(&event_, timing ? cudaEventDefault : cudaEventDisableTiming));
   }
   ~Event() {
     if (event_ != nullptr) cudaEventDestroy(event_);
@@ -94,9 +97,13 @@ class Event {
   }
 
   cudaEvent_t get() const { return event_; }
-  void Record(const Stream& stream) const { PLIANT_CUDA_CHECK(cudaEventRecord(event_, stream.get())); }
+  void Record(const Stream& stream) const {
+    PLIANT_CUDA_CHECK(cudaEventRecord(event_, stream.get()));
+  }
   /// Makes later work of `stream` wait for what was recorded.
-  void Block(const Stream& stream) const { PLIANT_CUDA_CHECK(cudaStreamWaitEvent(stream.get(), event_, 0)); }
+  void Block(const Stream& stream) const {
+    PLIANT_CUDA_CHECK(cudaStreamWaitEvent(stream.get(), event_, 0));
+  }
   void Synchronize() const { PLIANT_CUDA_CHECK(cudaEventSynchronize(event_)); }
   /// False while the recorded work is still running.
   bool Done() const;
@@ -108,12 +115,14 @@ class Event {
 /// Copies a host array to the device, synchronously; for set-up and tests.
 template <typename T>
 void Upload(std::span<const T> from, T* to) {
-  if (!from.empty()) PLIANT_CUDA_CHECK(cudaMemcpy(to, from.data(), from.size_bytes(), cudaMemcpyHostToDevice));
+  if (!from.empty())
+    PLIANT_CUDA_CHECK(cudaMemcpy(to, from.data(), from.size_bytes(), cudaMemcpyHostToDevice));
 }
 /// Copies a device array to the host, synchronously.
 template <typename T>
 void Download(const T* from, std::span<T> to) {
-  if (!to.empty()) PLIANT_CUDA_CHECK(cudaMemcpy(to.data(), from, to.size_bytes(), cudaMemcpyDeviceToHost));
+  if (!to.empty())
+    PLIANT_CUDA_CHECK(cudaMemcpy(to.data(), from, to.size_bytes(), cudaMemcpyDeviceToHost));
 }
 
 }  // namespace pliant::cuda

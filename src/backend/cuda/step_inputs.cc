@@ -9,7 +9,8 @@ namespace {
 constexpr std::size_t kAlign = 256;
 std::size_t Aligned(std::size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
-static_assert(sizeof(BlockView) == 2 * kPlanes * sizeof(std::uint32_t), "the block table is sent as it lies in the batch");
+static_assert(sizeof(BlockView) == 2 * kPlanes * sizeof(std::uint32_t),
+              "the block table is sent as it lies in the batch");
 
 }  // namespace
 
@@ -33,7 +34,8 @@ std::size_t StepInputs::Mirror::Put(std::span<const T> values) {
 
 void StepInputs::Mirror::Send(const Stream& stream) const {
   if (used == 0) return;
-  PLIANT_CUDA_CHECK(cudaMemcpyAsync(device.data(), host.data(), used, cudaMemcpyHostToDevice, stream.get()));
+  PLIANT_CUDA_CHECK(
+      cudaMemcpyAsync(device.data(), host.data(), used, cudaMemcpyHostToDevice, stream.get()));
 }
 
 Status StepInputs::Begin(const StepBatch& batch, std::size_t group_blocks, const Stream& stream) {
@@ -49,29 +51,41 @@ Status StepInputs::Begin(const StepBatch& batch, std::size_t group_blocks, const
   for (const SequenceSlice& slice : batch.sequences) {
     for (int i = 0; i < slice.rows; ++i) {
       const int at = slice.context + i;
-      slot_list_[slice.first_row + i] = (slice.first_block + at / kBlockTokens) * kBlockTokens + at % kBlockTokens;
-      if (slice.rows <= kDecodeRows) items_.push_back({slice.first_row + i, slice.first_block, at + 1});
+      slot_list_[slice.first_row + i] =
+          (slice.first_block + at / kBlockTokens) * kBlockTokens + at % kBlockTokens;
+      if (slice.rows <= kDecodeRows)
+        items_.push_back({slice.first_row + i, slice.first_block, at + 1});
     }
     if (slice.rows <= kDecodeRows) continue;
-    const int tokens = slice.context + slice.rows, blocks = (tokens + kBlockTokens - 1) / kBlockTokens;
-    if (groups_.empty() || static_cast<std::size_t>(groups_.back().sources + blocks) > group_blocks) {
-      groups_.push_back({static_cast<int>(source_list_.size()), 0, static_cast<int>(tile_list_.size()), 0});
+    const int tokens = slice.context + slice.rows,
+              blocks = (tokens + kBlockTokens - 1) / kBlockTokens;
+    if (groups_.empty() ||
+        static_cast<std::size_t>(groups_.back().sources + blocks) > group_blocks) {
+      groups_.push_back(
+          {static_cast<int>(source_list_.size()), 0, static_cast<int>(tile_list_.size()), 0});
     }
     PrefillGroup& group = groups_.back();
     for (int i = 0; i < slice.rows; i += kPrefillTileRows) {
-      tile_list_.push_back({slice.first_row + i, std::min(kPrefillTileRows, slice.rows - i), slice.context + i, group.sources});
+      tile_list_.push_back({slice.first_row + i, std::min(kPrefillTileRows, slice.rows - i),
+                            slice.context + i, group.sources});
     }
-    for (int b = 0; b < blocks; ++b) source_list_.push_back({slice.first_block + b, std::min(kBlockTokens, tokens - b * kBlockTokens)});
+    for (int b = 0; b < blocks; ++b)
+      source_list_.push_back(
+          {slice.first_block + b, std::min(kBlockTokens, tokens - b * kBlockTokens)});
     group.sources += blocks;
     group.tiles = static_cast<int>(tile_list_.size()) - group.first_tile;
     gathered_blocks_ = std::max(gathered_blocks_, group.sources);
   }
   for (const PrefillGroup& group : groups_) {
-    std::sort(tile_list_.begin() + group.first_tile, tile_list_.begin() + group.first_tile + group.tiles,
-              [](const PrefillTile& a, const PrefillTile& b) { return a.first_position < b.first_position; });
+    std::sort(tile_list_.begin() + group.first_tile,
+              tile_list_.begin() + group.first_tile + group.tiles,
+              [](const PrefillTile& a, const PrefillTile& b) {
+                return a.first_position < b.first_position;
+              });
   }
-  PLIANT_RETURN_IF_ERROR(step_.Reserve(batch.tokens.size_bytes() * 3 + batch.logit_rows.size_bytes() + batch.blocks.size_bytes() +
-                                       source_list_.size() * sizeof(int2) + tile_list_.size() * sizeof(PrefillTile) + 8 * kAlign));
+  PLIANT_RETURN_IF_ERROR(step_.Reserve(
+      batch.tokens.size_bytes() * 3 + batch.logit_rows.size_bytes() + batch.blocks.size_bytes() +
+      source_list_.size() * sizeof(int2) + tile_list_.size() * sizeof(PrefillTile) + 8 * kAlign));
   tokens_at_ = step_.Put(batch.tokens);
   positions_at_ = step_.Put(batch.positions);
   slots_at_ = step_.Put<std::int32_t>(slot_list_);
@@ -85,7 +99,8 @@ Status StepInputs::Begin(const StepBatch& batch, std::size_t group_blocks, const
 
 Status StepInputs::PlanAttention(const DecodeLaunch& launch, const Stream& stream) {
   PlanDecode(items_, block_views_, launch.PlanGroups(), plan_);
-  PLIANT_RETURN_IF_ERROR(plan_mirror_.Reserve(plan_.segments.size() * sizeof(Segment) + plan_.ranges.size() * sizeof(Range) +
+  PLIANT_RETURN_IF_ERROR(plan_mirror_.Reserve(plan_.segments.size() * sizeof(Segment) +
+                                              plan_.ranges.size() * sizeof(Range) +
                                               plan_.cut_rows.size() * sizeof(CutRow) + 6 * kAlign));
   segments_at_ = plan_mirror_.Put<Segment>(plan_.segments);
   ranges_at_ = plan_mirror_.Put<Range>(plan_.ranges);

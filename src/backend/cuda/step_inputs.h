@@ -1,6 +1,7 @@
-// Room: backend/cuda. What a step's kernels need to know, laid out in one pinned buffer and sent to the device in one copy: tokens,
-// positions, cache slots, the block table, and how attention is divided between the decode kernel (sequences of few new rows) and the
-// prefill kernel. Owned by the engine thread.
+// Room: backend/cuda. What a step's kernels need to know, laid out in one pinned buffer and sent to
+// the device in one copy: tokens, positions, cache slots, the block table, and how attention is
+// divided between the decode kernel (sequences of few new rows) and the prefill kernel. Owned by
+// the engine thread.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -26,7 +27,8 @@ struct PrefillGroup {
 
 class StepInputs {
  public:
-  /// Sends a checked batch. `group_blocks`: gathered blocks a prefill group may have, unless one sequence needs more.
+  /// Sends a checked batch. `group_blocks`: gathered blocks a prefill group may have, unless one
+  /// sequence needs more.
   Status Begin(const StepBatch& batch, std::size_t group_blocks, const Stream& stream);
   /// Cuts the decode rows for this launch and sends the plan. Once a step.
   Status PlanAttention(const DecodeLaunch& launch, const Stream& stream);
@@ -66,7 +68,8 @@ class StepInputs {
   }
 
   Mirror step_, plan_mirror_;
-  std::size_t tokens_at_ = 0, positions_at_ = 0, slots_at_ = 0, logit_rows_at_ = 0, blocks_at_ = 0, sources_at_ = 0, tiles_at_ = 0;
+  std::size_t tokens_at_ = 0, positions_at_ = 0, slots_at_ = 0, logit_rows_at_ = 0, blocks_at_ = 0,
+              sources_at_ = 0, tiles_at_ = 0;
   std::size_t segments_at_ = 0, ranges_at_ = 0, cut_rows_at_ = 0;
   int rows_ = 0, logit_count_ = 0, gathered_blocks_ = 0;
   std::span<const BlockView> block_views_;  // the batch's, borrowed until EndStep

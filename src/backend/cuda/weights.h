@@ -1,4 +1,5 @@
-// Room: backend/cuda. Weights on the device: matrices as bf16, vectors as f32. Owned by the engine thread.
+// Room: backend/cuda. Weights on the device: matrices as bf16, vectors as f32. Owned by the engine
+// thread.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,8 @@ struct DeviceMatrix {
   DeviceArray<std::uint16_t> data;  // bf16, row-major
 };
 
-/// Stacks the parts, dequantised and rounded to bf16. InvalidArgument for parts that lie about themselves.
+/// Stacks the parts, dequantised and rounded to bf16. InvalidArgument for parts that lie about
+/// themselves.
 Result<DeviceMatrix> UploadMatrix(std::span<const HostMatrix> parts);
 
 }  // namespace pliant::cuda

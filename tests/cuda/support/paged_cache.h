@@ -1,5 +1,6 @@
-// Tests of the CUDA room: a random paged KV cache in host memory, in the GPU's page layout, and attention over it in double. The
-// oracle reads the codes themselves, not the pages, so a fault of the layout shows.
+// Tests of the CUDA room: a random paged KV cache in host memory, in the GPU's page layout, and
+// attention over it in double. The oracle reads the codes themselves, not the pages, so a fault of
+// the layout shows.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +22,8 @@ struct State {
 
 class PagedCache {
  public:
-  PagedCache(KvGeometry geometry, int blocks, std::uint32_t seed) : geometry_(geometry), blocks_(blocks), random_(seed) {
+  PagedCache(KvGeometry geometry, int blocks, std::uint32_t seed)
+      : geometry_(geometry), blocks_(blocks), random_(seed) {
     const std::size_t codes = Row(blocks, 0, 0, 0, 0) * geometry.head_dim;
     code_.resize(codes);
     for (auto& c : code_) c = static_cast<std::uint16_t>(1 + random_() % 65535);
@@ -30,7 +32,8 @@ class PagedCache {
     for (auto& s : scale_) s = FloatToBf16(std::exp2(exponent(random_)));
   }
 
-  /// Gives every block pages in its state, at random places of a pool, and writes them. Unused bytes are garbage.
+  /// Gives every block pages in its state, at random places of a pool, and writes them. Unused
+  /// bytes are garbage.
   void Place(std::span<const State> states) {
     states_.assign(states.begin(), states.end());
     std::vector<std::uint32_t> order(static_cast<std::size_t>(blocks_) * 8);
@@ -65,7 +68,8 @@ class PagedCache {
   }
 
   /// softmax(q k * scale) v of one query head over the first `tokens` tokens from `first_block` on.
-  std::vector<double> Attend(std::span<const float> q, int first_block, int tokens, int layer, int kv_head, double scale) const {
+  std::vector<double> Attend(std::span<const float> q, int first_block, int tokens, int layer,
+                             int kv_head, double scale) const {
     const int d = geometry_.head_dim;
     std::vector<double> score(tokens);
     double top = -INFINITY;
@@ -74,7 +78,8 @@ class PagedCache {
       score[i] = -INFINITY;
       if (states_[block].k == 0 || states_[block].v == 0) continue;
       double sum = 0;
-      for (int c = 0; c < d; ++c) sum += q[c] * Value(block, 0, layer, kv_head, i % kBlockTokens, c);
+      for (int c = 0; c < d; ++c)
+        sum += q[c] * Value(block, 0, layer, kv_head, i % kBlockTokens, c);
       score[i] = sum * scale;
       top = std::max(top, score[i]);
     }
@@ -84,7 +89,8 @@ class PagedCache {
       if (score[i] == -INFINITY) continue;
       const double p = std::exp(score[i] - top);
       mass += p;
-      for (int c = 0; c < d; ++c) out[c] += p * Value(first_block + i / kBlockTokens, 1, layer, kv_head, i % kBlockTokens, c);
+      for (int c = 0; c < d; ++c)
+        out[c] += p * Value(first_block + i / kBlockTokens, 1, layer, kv_head, i % kBlockTokens, c);
     }
     for (double& x : out) x = mass > 0 ? x / mass : 0.0;
     return out;
@@ -92,7 +98,10 @@ class PagedCache {
 
  private:
   std::size_t Row(int block, int is_v, int layer, int head, int token) const {
-    return (((static_cast<std::size_t>(block) * 2 + is_v) * geometry_.layers + layer) * geometry_.kv_heads + head) * kBlockTokens +
+    return (((static_cast<std::size_t>(block) * 2 + is_v) * geometry_.layers + layer) *
+                geometry_.kv_heads +
+            head) *
+               kBlockTokens +
            token;
   }
   void WritePage(int block, int is_v, int plane) {

@@ -1,5 +1,4 @@
 #include "backend/cuda/append/append.h"
-
 #include "backend/cuda/cuda_check.h"
 #include "backend/cuda/page_layout.h"
 #include "base/check.h"
@@ -10,7 +9,8 @@ namespace {
 constexpr int kWarps = 8;
 constexpr std::uint32_t kAll = 0xffffffffu;
 
-__global__ void RopeAnglesKernel(const std::int32_t* positions, int rows, const float* inv_freq, int pairs, float2* angles) {
+__global__ void RopeAnglesKernel(const std::int32_t* positions, int rows, const float* inv_freq,
+                                 int pairs, float2* angles) {
   const int at = blockIdx.x * blockDim.x + threadIdx.x;
   if (at >= rows * pairs) return;
   // f32 would lose the angle's fraction at large positions.
@@ -19,7 +19,8 @@ __global__ void RopeAnglesKernel(const std::int32_t* positions, int rows, const 
   angles[at] = make_float2(static_cast<float>(cosine), static_cast<float>(sine));
 }
 
-/// One warp a (row, head): query heads first, then K, then V. A lane holds pairs (i, i + D / 2) of neighbouring i.
+/// One warp a (row, head): query heads first, then K, then V. A lane holds pairs (i, i + D / 2) of
+/// neighbouring i.
 template <int D>
 __global__ void __launch_bounds__(kWarps * 32) AppendKernel(const __grid_constant__ AppendArgs a) {
   constexpr int kHalf = D / 2;
@@ -28,7 +29,8 @@ __global__ void __launch_bounds__(kWarps * 32) AppendKernel(const __grid_constan
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const int total_heads = a.heads + 2 * a.kv_heads;
   const std::int64_t worker = static_cast<std::int64_t>(blockIdx.x) * kWarps + warp;
-  const int row = static_cast<int>(worker / total_heads), head = static_cast<int>(worker % total_heads);
+  const int row = static_cast<int>(worker / total_heads),
+            head = static_cast<int>(worker % total_heads);
   if (row >= a.rows) return;
   const int slot = a.slots[row];
   if (slot < 0) return;
@@ -83,8 +85,10 @@ __global__ void __launch_bounds__(kWarps * 32) AppendKernel(const __grid_constan
       if (!active) continue;
       const int c = lane * kPairs + i;
       if (a.key_maxima != nullptr) {  // magnitudes order like their bits
-        atomicMax(reinterpret_cast<int*>(a.key_maxima) + kv_head * D + c, __float_as_int(fabsf(low[i])));
-        atomicMax(reinterpret_cast<int*>(a.key_maxima) + kv_head * D + kHalf + c, __float_as_int(fabsf(high[i])));
+        atomicMax(reinterpret_cast<int*>(a.key_maxima) + kv_head * D + c,
+                  __float_as_int(fabsf(low[i])));
+        atomicMax(reinterpret_cast<int*>(a.key_maxima) + kv_head * D + kHalf + c,
+                  __float_as_int(fabsf(high[i])));
       }
       low[i] = __fdiv_rn(low[i], channel[c]);
       high[i] = __fdiv_rn(high[i], channel[kHalf + c]);
@@ -104,7 +108,8 @@ __global__ void __launch_bounds__(kWarps * 32) AppendKernel(const __grid_constan
   auto encode = [&](float x) -> std::uint16_t {
     const float code = __fdiv_rn(x, scale) * 32768.f;
     if (!isfinite(code)) return 32768;
-    return static_cast<std::uint16_t>(__float2int_rn(fminf(fmaxf(code, -32767.f), 32767.f)) + 32768);
+    return static_cast<std::uint16_t>(__float2int_rn(fminf(fmaxf(code, -32767.f), 32767.f)) +
+                                      32768);
   };
   if (active) {
 #pragma unroll
@@ -115,7 +120,8 @@ __global__ void __launch_bounds__(kWarps * 32) AppendKernel(const __grid_constan
   }
   __syncwarp();
   const int token = slot & 31;
-  const std::uint32_t* const entries = a.blocks + static_cast<std::size_t>(slot >> 5) * 8 + (is_v ? 4 : 0);
+  const std::uint32_t* const entries =
+      a.blocks + static_cast<std::size_t>(slot >> 5) * 8 + (is_v ? 4 : 0);
   const std::size_t unit = a.layer_offset + static_cast<std::size_t>(kv_head) * UnitStride(D);
   if (is_v) {
     // A token's V is one byte of every word of its group.
@@ -123,8 +129,10 @@ __global__ void __launch_bounds__(kWarps * 32) AppendKernel(const __grid_constan
       const int plane = at / kHalf, pair = at % kHalf;
       const std::uint32_t page = entries[plane];
       if (page == kAll) break;  // resident planes come first
-      const std::uint32_t two = reinterpret_cast<const std::uint32_t*>(codes[warp])[pair] >> (12 - 4 * plane);
-      a.pages[page * a.page_bytes + unit + VByte(D, token, 2 * pair)] = static_cast<std::uint8_t>((two & 15u) | ((two >> 12) & 0xf0u));
+      const std::uint32_t two =
+          reinterpret_cast<const std::uint32_t*>(codes[warp])[pair] >> (12 - 4 * plane);
+      a.pages[page * a.page_bytes + unit + VByte(D, token, 2 * pair)] =
+          static_cast<std::uint8_t>((two & 15u) | ((two >> 12) & 0xf0u));
     }
   } else {
     for (int at = lane; at < 4 * (D / 8); at += 32) {
@@ -139,33 +147,46 @@ __global__ void __launch_bounds__(kWarps * 32) AppendKernel(const __grid_constan
         const std::uint32_t two = pairs[i] >> (12 - 4 * plane);
         out |= ((two & 15u) | ((two >> 12) & 0xf0u)) << (8 * i);
       }
-      *reinterpret_cast<std::uint32_t*>(a.pages + page * a.page_bytes + unit + KByte(D, token, 8 * word)) = out;
+      *reinterpret_cast<std::uint32_t*>(a.pages + page * a.page_bytes + unit +
+                                        KByte(D, token, 8 * word)) = out;
     }
   }
   if (lane == 0 && entries[0] != kAll) {
-    *reinterpret_cast<std::uint16_t*>(a.pages + entries[0] * a.page_bytes + unit + ScaleByte(D, token)) =
-        static_cast<std::uint16_t>(scale_bits);
+    *reinterpret_cast<std::uint16_t*>(a.pages + entries[0] * a.page_bytes + unit +
+                                      ScaleByte(D, token)) = static_cast<std::uint16_t>(scale_bits);
   }
 }
 
 }  // namespace
 
-void LaunchRopeAngles(const std::int32_t* positions, int rows, const float* inv_freq, int pairs, float2* angles, cudaStream_t stream) {
+void LaunchRopeAngles(const std::int32_t* positions, int rows, const float* inv_freq, int pairs,
+                      float2* angles, cudaStream_t stream) {
   if (rows * pairs == 0) return;
-  RopeAnglesKernel<<<(rows * pairs + 255) / 256, 256, 0, stream>>>(positions, rows, inv_freq, pairs, angles);
+  RopeAnglesKernel<<<(rows * pairs + 255) / 256, 256, 0, stream>>>(positions, rows, inv_freq, pairs,
+                                                                   angles);
   PLIANT_CUDA_CHECK_LAUNCH();
 }
 
 void LaunchAppend(const AppendArgs& args, cudaStream_t stream) {
   if (args.rows == 0) return;
-  const std::int64_t workers = static_cast<std::int64_t>(args.rows) * (args.heads + 2 * args.kv_heads);
+  const std::int64_t workers =
+      static_cast<std::int64_t>(args.rows) * (args.heads + 2 * args.kv_heads);
   const dim3 grid(static_cast<unsigned>((workers + kWarps - 1) / kWarps));
   switch (args.head_dim) {
-    case 32: AppendKernel<32><<<grid, kWarps * 32, 0, stream>>>(args); break;
-    case 64: AppendKernel<64><<<grid, kWarps * 32, 0, stream>>>(args); break;
-    case 128: AppendKernel<128><<<grid, kWarps * 32, 0, stream>>>(args); break;
-    case 256: AppendKernel<256><<<grid, kWarps * 32, 0, stream>>>(args); break;
-    default: CheckFailed(__FILE__, __LINE__, "head_dim", "no append kernel for this head dimension");
+    case 32:
+      AppendKernel<32><<<grid, kWarps * 32, 0, stream>>>(args);
+      break;
+    case 64:
+      AppendKernel<64><<<grid, kWarps * 32, 0, stream>>>(args);
+      break;
+    case 128:
+      AppendKernel<128><<<grid, kWarps * 32, 0, stream>>>(args);
+      break;
+    case 256:
+      AppendKernel<256><<<grid, kWarps * 32, 0, stream>>>(args);
+      break;
+    default:
+      CheckFailed(__FILE__, __LINE__, "head_dim", "no append kernel for this head dimension");
   }
   PLIANT_CUDA_CHECK_LAUNCH();
 }

@@ -1,6 +1,6 @@
-// Room: backend/cuda. What happens between a layer's QKV product and its attention, fused: per-head RMSNorm of Q and K (optional),
-// RoPE, K's channel scale, and the writing of K and V as scale, code and planes into the pages. Called by the thread that owns the
-// stream; enqueues only.
+// Room: backend/cuda. What happens between a layer's QKV product and its attention, fused: per-head
+// RMSNorm of Q and K (optional), RoPE, K's channel scale, and the writing of K and V as scale, code
+// and planes into the pages. Called by the thread that owns the stream; enqueues only.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,12 +10,15 @@
 
 namespace pliant::cuda {
 
-/// Cosine and sine of position * inv_freq, computed in double: [rows][pairs]. Once a step, used by every layer.
-void LaunchRopeAngles(const std::int32_t* positions, int rows, const float* inv_freq, int pairs, float2* angles, cudaStream_t stream);
+/// Cosine and sine of position * inv_freq, computed in double: [rows][pairs]. Once a step, used by
+/// every layer.
+void LaunchRopeAngles(const std::int32_t* positions, int rows, const float* inv_freq, int pairs,
+                      float2* angles, cudaStream_t stream);
 
 struct AppendArgs {
   int rows = 0, heads = 0, kv_heads = 0, head_dim = 0;
-  float* qkv = nullptr;  // [rows][(heads + 2 kv_heads) * head_dim]; afterwards the first heads * head_dim hold the query
+  float* qkv = nullptr;  // [rows][(heads + 2 kv_heads) * head_dim]; afterwards the first heads *
+                         // head_dim hold the query
   const float* q_norm = nullptr;  // [head_dim] or nothing
   const float* k_norm = nullptr;
   float norm_eps = 0;
@@ -27,10 +30,12 @@ struct AppendArgs {
   std::size_t page_bytes = 0;
   std::size_t layer_offset = 0;
   const std::uint32_t* blocks = nullptr;  // [blocks][8], as in DecodeArgs
-  const std::int32_t* slots = nullptr;    // [rows] block * 32 + token; negative: a padded row, left alone
+  const std::int32_t* slots =
+      nullptr;  // [rows] block * 32 + token; negative: a padded row, left alone
 };
 
-/// Planes that the block does not have are not written. Codes and scales are those of RowScale and EncodeRow (plane_code.h).
+/// Planes that the block does not have are not written. Codes and scales are those of RowScale and
+/// EncodeRow (plane_code.h).
 void LaunchAppend(const AppendArgs& args, cudaStream_t stream);
 
 }  // namespace pliant::cuda

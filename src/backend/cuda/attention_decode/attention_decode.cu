@@ -1,10 +1,9 @@
-#include "backend/cuda/attention_decode/attention_decode.h"
-
 #include <algorithm>
 #include <cmath>
 #include <string>
 #include <type_traits>
 
+#include "backend/cuda/attention_decode/attention_decode.h"
 #include "backend/cuda/cuda_check.h"
 #include "backend/cuda/page_layout.h"
 #include "backend/cuda/ptx.cuh"
@@ -14,12 +13,14 @@ namespace pliant::cuda {
 namespace {
 
 constexpr std::uint32_t kAll = 0xffffffffu;
-constexpr float kQueryRange = 8.3e6f;  // |q| of the largest element as an integer; three balanced base-256 digits reach 8355711
-// p * (V scale) as an integer: at a rescale the largest stands at 2^27.5; at 2^31.5 the maximum is raised again.
+constexpr float kQueryRange = 8.3e6f;  // |q| of the largest element as an integer; three balanced
+                                       // base-256 digits reach 8355711
+// p * (V scale) as an integer: at a rescale the largest stands at 2^27.5; at 2^31.5 the maximum is
+// raised again.
 constexpr float kTopExponent = 27.5f;
 constexpr float kRescaleAt = 3.0e9f;
-constexpr float kRescaleExponent = 31.25f;  // a little under log2(kRescaleAt), so that the head that asked is always among those raised
-
+constexpr float kRescaleExponent = 31.25f;  // a little under log2(kRescaleAt), so that the head
+                                            // that asked is always among those raised
 
 struct KernelArgs {
   DecodeArgs a;
@@ -29,10 +30,13 @@ struct KernelArgs {
   int chunks_per_head;
 
   /// A slot can hold the queries of all heads of a group of warps.
-  constexpr bool QueryInRing(int head_dim) const { return group * head_dim * 4 <= 2 * UnitStride(head_dim); }
+  constexpr bool QueryInRing(int head_dim) const {
+    return group * head_dim * 4 <= 2 * UnitStride(head_dim);
+  }
 };
 
-/// Two planes joined into bytes: `even` holds the even dims, `odd` the odd ones. One plane: the low digit is zero.
+/// Two planes joined into bytes: `even` holds the even dims, `odd` the odd ones. One plane: the low
+/// digit is zero.
 __device__ __forceinline__ std::uint32_t EvenBytes(std::uint32_t high, std::uint32_t low) {
   return ((high << 4) & 0xf0f0f0f0u) | (low & 0x0f0f0f0fu);
 }
@@ -62,7 +66,8 @@ __device__ __forceinline__ void ReadWords(const std::uint8_t* p, std::uint32_t* 
 
 /// The lane's words of one row of K.
 template <int D>
-__device__ __forceinline__ void ReadKRow(const std::uint8_t* unit, int token, int t, std::uint32_t (&to)[D / 32]) {
+__device__ __forceinline__ void ReadKRow(const std::uint8_t* unit, int token, int t,
+                                         std::uint32_t (&to)[D / 32]) {
   const std::uint8_t* row = unit + token * (D / 2);
   if constexpr (D == 256) {
     const int swizzle = (token & 1) << 2;
@@ -80,25 +85,28 @@ constexpr int kFullArrivals = 1;
 constexpr int kFullArrivals = 33;
 #endif
 
-// Arrivals of a consumer warp that make a slot empty: lane 0's, once the warp has read it. compute-sanitizer's racecheck does not see
-// that __syncwarp orders the other lanes' reads before that; built with this macro it does.
+// Arrivals of a consumer warp that make a slot empty: lane 0's, once the warp has read it.
+// compute-sanitizer's racecheck does not see that __syncwarp orders the other lanes' reads before
+// that; built with this macro it does.
 #if defined(PLIANT_ARRIVE_BY_LANE)
 constexpr int kEmptyArrivals = 32;
 #else
 constexpr int kEmptyArrivals = 1;
 #endif
 
-/// What the slot of a query, or of a block's first planes, says about the segment and the block. In shared memory.
+/// What the slot of a query, or of a block's first planes, says about the segment and the block. In
+/// shared memory.
 struct Note {
-  int segment;  // -1: the end
-  int state;    // planes of K | planes of V << 4 | last block of the segment << 8
+  int segment;                  // -1: the end
+  int state;                    // planes of K | planes of V << 4 | last block of the segment << 8
   int row, tail, first, count;  // of the segment
   int pad[2];
 };
 static_assert(sizeof(Note) == 32);
 
-/// What a group's warps share: a ring of slots, each one pair of planes (or a single one) of K or of V of a block for all heads of the
-/// group, with a barrier that says it is full and one that says it is empty.
+/// What a group's warps share: a ring of slots, each one pair of planes (or a single one) of K or
+/// of V of a block for all heads of the group, with a barrier that says it is full and one that
+/// says it is empty.
 struct Ring {
   std::uint8_t* slots;
   int slot_bytes;
@@ -117,19 +125,23 @@ struct Ring {
   }
 };
 
-/// Fills the ring: for every segment of the range sends the query, then every resident plane of its blocks. `pages` and `queries` point
-/// to what the group sees of page 0 and row 0; `page_bytes` and `query_bytes` (0: too large for a slot) are how much. Run by one whole
-/// warp.
+/// Fills the ring: for every segment of the range sends the query, then every resident plane of its
+/// blocks. `pages` and `queries` point to what the group sees of page 0 and row 0; `page_bytes` and
+/// `query_bytes` (0: too large for a slot) are how much. Run by one whole warp.
 template <int D>
-__device__ __forceinline__ void Produce(const KernelArgs& args, Ring ring, const std::uint8_t* pages, std::uint32_t page_bytes,
-                                        const float* queries, std::uint32_t query_bytes, const Range& range) {
+__device__ __forceinline__ void Produce(const KernelArgs& args, Ring ring,
+                                        const std::uint8_t* pages, std::uint32_t page_bytes,
+                                        const float* queries, std::uint32_t query_bytes,
+                                        const Range& range) {
   const int lane = threadIdx.x & 31;
   const DecodeArgs& a = args.a;
-  const std::uint32_t second = args.launch.heads * UnitStride(D);  // where the pair's second plane lies in a slot
-  ring.parity = 1;  // a fresh ring is empty
+  const std::uint32_t second =
+      args.launch.heads * UnitStride(D);  // where the pair's second plane lies in a slot
+  ring.parity = 1;                        // a fresh ring is empty
   // Sends one or two pages; `note` belongs to the first planes of a block and to the end.
-  auto send = [&](int pieces, const std::uint8_t* from0, const std::uint8_t* from1, std::uint32_t bytes, bool with_note,
-                  const Segment& segment, int index, int state) {
+  auto send = [&](int pieces, const std::uint8_t* from0, const std::uint8_t* from1,
+                  std::uint32_t bytes, bool with_note, const Segment& segment, int index,
+                  int state) {
     BarrierWait(ring.empty + ring.slot * 8, ring.parity);
     const std::uint32_t full = ring.full + ring.slot * 8;
     const std::uint32_t to = SharedAddress(ring.slots + ring.slot * ring.slot_bytes);
@@ -150,7 +162,8 @@ __device__ __forceinline__ void Produce(const KernelArgs& args, Ring ring, const
 #else
     for (int p = 0; p < pieces; ++p) {
       const std::uint8_t* from = p == 0 ? from0 : from1;
-      for (std::uint32_t at = lane * 16; at < bytes; at += 512) AsyncCopy16(to + p * second + at, from + at);
+      for (std::uint32_t at = lane * 16; at < bytes; at += 512)
+        AsyncCopy16(to + p * second + at, from + at);
     }
     AsyncArrive(full);
     if (lane == 0) {
@@ -187,13 +200,16 @@ __device__ __forceinline__ void Produce(const KernelArgs& args, Ring ring, const
       const std::uint32_t resident = __ballot_sync(kAll, entry != kAll);
       if (opens) {
         const float* const query = queries + segment.row * a.q_stride;
-        send(query_bytes != 0 ? 1 : 0, reinterpret_cast<const std::uint8_t*>(query), nullptr, query_bytes, true, segment, own, 0);
+        send(query_bytes != 0 ? 1 : 0, reinterpret_cast<const std::uint8_t*>(query), nullptr,
+             query_bytes, true, segment, own, 0);
       }
       opens = last;
 #pragma unroll 1
       for (int i = 0; i < count; ++i) {
-        int k_planes = __popc((resident >> (8 * i)) & 0x0fu), v_planes = __popc((resident >> (8 * i)) & 0xf0u);
-        if (k_planes == 0 || v_planes == 0) k_planes = v_planes = 0;  // takes no part; an empty slot says so
+        int k_planes = __popc((resident >> (8 * i)) & 0x0fu),
+            v_planes = __popc((resident >> (8 * i)) & 0xf0u);
+        if (k_planes == 0 || v_planes == 0)
+          k_planes = v_planes = 0;  // takes no part; an empty slot says so
         const int state = k_planes | v_planes << 4 | (last && i + 1 == count ? 1 << 8 : 0);
         const int k_pairs = max(1, (k_planes + 1) >> 1), pairs = k_pairs + ((v_planes + 1) >> 1);
 #pragma unroll 1
@@ -201,9 +217,10 @@ __device__ __forceinline__ void Produce(const KernelArgs& args, Ring ring, const
           const bool is_v = p >= k_pairs;
           const int pair = is_v ? p - k_pairs : p;
           const int from = 8 * i + (is_v ? 4 : 0) + 2 * pair;
-          const std::uint32_t page0 = __shfl_sync(kAll, entry, from), page1 = __shfl_sync(kAll, entry, from + 1);
-          send(min(2, (is_v ? v_planes : k_planes) - 2 * pair), pages + page0 * a.page_bytes, pages + page1 * a.page_bytes, page_bytes, p == 0,
-               segment, own, state);
+          const std::uint32_t page0 = __shfl_sync(kAll, entry, from),
+                              page1 = __shfl_sync(kAll, entry, from + 1);
+          send(min(2, (is_v ? v_planes : k_planes) - 2 * pair), pages + page0 * a.page_bytes,
+               pages + page1 * a.page_bytes, page_bytes, p == 0, segment, own, state);
         }
       }
     }
@@ -219,7 +236,8 @@ __device__ constexpr int PartialFloats() {
 
 /// Writes a lane's values to row `row` from column `column` on, over its mass.
 template <int kTiles>
-__device__ __forceinline__ void StoreResult(const KernelArgs& args, int row, int column, float mass, const float (&result)[2 * kTiles]) {
+__device__ __forceinline__ void StoreResult(const KernelArgs& args, int row, int column, float mass,
+                                            const float (&result)[2 * kTiles]) {
   // mass > 0 for every row with a token that takes part; without one the output is zero, not 0 / 0.
   const float scale = mass == 0.f ? 0.f : (256.f / 32768.f) / mass;
   const std::int64_t at = row * args.a.out_stride + column;
@@ -229,17 +247,19 @@ __device__ __forceinline__ void StoreResult(const KernelArgs& args, int row, int
     if (args.a.out_type == ElementType::kF32) {
       *reinterpret_cast<float2*>(static_cast<float*>(args.a.out) + at + 16 * i) = make_float2(x, y);
     } else {
-      *reinterpret_cast<std::uint32_t*>(static_cast<std::uint16_t*>(args.a.out) + at + 16 * i) = PackBf16(x, y);
+      *reinterpret_cast<std::uint32_t*>(static_cast<std::uint16_t*>(args.a.out) + at + 16 * i) =
+          PackBf16(x, y);
     }
   }
 }
 
-/// A consumer warp works one chunk of up to four heads. Lane (g, t) = (lane / 4, lane % 4): of the scores it owns head t and
-/// tokens g + 8 j; of the output head t and dims 16 i + 2 g + {0, 1}; as an operand of the tensor cores it holds column g, which is
-/// digit g % 2 of head g / 2.
+/// A consumer warp works one chunk of up to four heads. Lane (g, t) = (lane / 4, lane % 4): of the
+/// scores it owns head t and tokens g + 8 j; of the output head t and dims 16 i + 2 g + {0, 1}; as
+/// an operand of the tensor cores it holds column g, which is digit g % 2 of head g / 2.
 template <int D, int kSplit, int kMaxWarps>
-__global__ void __launch_bounds__(kMaxWarps * 32, 1) DecodeAttentionKernel(const __grid_constant__ KernelArgs args) {
-  constexpr int kSteps = D / 32;   // of 32 dims, in the scores
+__global__ void __launch_bounds__(kMaxWarps * 32, 1)
+    DecodeAttentionKernel(const __grid_constant__ KernelArgs args) {
+  constexpr int kSteps = D / 32;           // of 32 dims, in the scores
   constexpr int kTiles = D / 16 / kSplit;  // of 16 dims, in this warp's part of the output
   constexpr int kStride = UnitStride(D);
   constexpr int kRowBytes = 16 * D;  // of a unit, without its scales
@@ -248,7 +268,8 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) DecodeAttentionKernel(const
   const DecodeLaunch& launch = args.launch;
   const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
   const int warps = launch.consumers + 1;
-  const int group = static_cast<int>(threadIdx.x >> 5) / warps, warp = static_cast<int>(threadIdx.x >> 5) % warps;
+  const int group = static_cast<int>(threadIdx.x >> 5) / warps,
+            warp = static_cast<int>(threadIdx.x >> 5) % warps;
   const int column = blockIdx.x % launch.columns;
 
   // Shared memory: slots, flushed outputs, notes, barriers.
@@ -257,16 +278,21 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) DecodeAttentionKernel(const
   std::uint8_t* const kept_base = shared + slots * slot_bytes;
   std::uint8_t* const note_base = kept_base + consumers * (kHeadsPerChunk * D / kSplit) * 4;
   const std::uint32_t barrier_base = SharedAddress(note_base + slots * sizeof(Note));
-  Ring ring{shared + group * launch.slots * slot_bytes, slot_bytes, barrier_base + group * launch.slots * 8,
-            barrier_base + (slots + group * launch.slots) * 8, reinterpret_cast<Note*>(note_base) + group * launch.slots,
+  Ring ring{shared + group * launch.slots * slot_bytes,
+            slot_bytes,
+            barrier_base + group * launch.slots * 8,
+            barrier_base + (slots + group * launch.slots) * 8,
+            reinterpret_cast<Note*>(note_base) + group * launch.slots,
             launch.slots};
   const int kv_first = column * launch.heads, kv_here = min(launch.heads, args.kv_heads - kv_first);
 #if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");  // the merge may be launched; it waits for this grid's end
+  asm volatile("griddepcontrol.launch_dependents;" ::
+                   : "memory");  // the merge may be launched; it waits for this grid's end
 #endif
   if (static_cast<int>(threadIdx.x) < slots) {
     BarrierInit(barrier_base + threadIdx.x * 8, kFullArrivals);
-    BarrierInit(barrier_base + (slots + threadIdx.x) * 8, kEmptyArrivals * min(launch.consumers, kv_here * args.chunks_per_head * kSplit));
+    BarrierInit(barrier_base + (slots + threadIdx.x) * 8,
+                kEmptyArrivals * min(launch.consumers, kv_here * args.chunks_per_head * kSplit));
 #if __CUDA_ARCH__ >= 900
     BarrierInitFence();
 #endif
@@ -274,8 +300,9 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) DecodeAttentionKernel(const
   __syncthreads();
 
   if (warp == 0) {
-    Produce<D>(args, ring, a.pages + a.layer_offset + static_cast<std::size_t>(kv_first) * kStride, kv_here * kStride,
-               a.q + static_cast<std::int64_t>(kv_first) * args.group * D, args.QueryInRing(D) ? kv_here * args.group * D * 4 : 0,
+    Produce<D>(args, ring, a.pages + a.layer_offset + static_cast<std::size_t>(kv_first) * kStride,
+               kv_here * kStride, a.q + static_cast<std::int64_t>(kv_first) * args.group * D,
+               args.QueryInRing(D) ? kv_here * args.group * D * 4 : 0,
                a.ranges[blockIdx.x / launch.columns * launch.groups + group]);
     return;
   }
@@ -283,14 +310,17 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) DecodeAttentionKernel(const
   const int kv_local = local_chunk / args.chunks_per_head;
   if (kv_local >= kv_here) return;
   const int kv_head = kv_first + kv_local;
-  const int first_head = (local_chunk % args.chunks_per_head) * kHeadsPerChunk;  // within the KV head's group
+  const int first_head =
+      (local_chunk % args.chunks_per_head) * kHeadsPerChunk;  // within the KV head's group
   const int heads = min(kHeadsPerChunk, args.group - first_head);
   // A piece is what one warp makes of a row: a part of the dims of a chunk.
   const int pieces = args.kv_heads * args.chunks_per_head * kSplit;
-  const int piece = (kv_head * args.chunks_per_head + local_chunk % args.chunks_per_head) * kSplit + part;
+  const int piece =
+      (kv_head * args.chunks_per_head + local_chunk % args.chunks_per_head) * kSplit + part;
   const std::uint8_t* const slots_base = ring.slots;
   ring.slots += kv_local * kStride;
-  float* const kept = reinterpret_cast<float*>(kept_base) + (group * launch.consumers + warp - 1) * (kHeadsPerChunk * D / kSplit) + lane;
+  float* const kept = reinterpret_cast<float*>(kept_base) +
+                      (group * launch.consumers + warp - 1) * (kHeadsPerChunk * D / kSplit) + lane;
   auto acquire = [&]() -> const std::uint8_t* {
     BarrierWait(ring.full + ring.slot * 8, ring.parity);
     return ring.slots + ring.slot * slot_bytes;
@@ -306,23 +336,28 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) DecodeAttentionKernel(const
   while (true) {
     Note segment = ring.notes[ring.slot];
     if (segment.segment < 0) break;
-    // ---- the query as digits: tile 0 holds digits 2 and 1 of each head in neighbouring columns, tile 1 digit 0
+    // ---- the query as digits: tile 0 holds digits 2 and 1 of each head in neighbouring columns,
+    // tile 1 digit 0
     std::uint32_t q_top[kSteps][2], q_low[kSteps][2];
     float q_unit;  // what one unit of a score is worth, head t
     int q_offset;  // -128 * (sum of q), in units of a score
     float q_sum;   // sum of q in those units, for midpoints
     {
       const int head = g >> 1;
-      const float* q = args.QueryInRing(D) ? reinterpret_cast<const float*>(slots_base + ring.slot * slot_bytes) + (kv_local * args.group + first_head + head) * D
-                                           : a.q + static_cast<std::int64_t>(segment.row) * a.q_stride +
-                                                 (static_cast<std::int64_t>(kv_head) * args.group + first_head + head) * D;
+      const float* q =
+          args.QueryInRing(D)
+              ? reinterpret_cast<const float*>(slots_base + ring.slot * slot_bytes) +
+                    (kv_local * args.group + first_head + head) * D
+              : a.q + static_cast<std::int64_t>(segment.row) * a.q_stride +
+                    (static_cast<std::int64_t>(kv_head) * args.group + first_head + head) * D;
       float x[kSteps][8], largest = 0.f;
 #pragma unroll
       for (int w = 0; w < kSteps; ++w) {
         if (head < heads) {
           const float4* p = reinterpret_cast<const float4*>(q + KDim<D>(w, t));
           const float4 u = p[0], v = p[1];
-          x[w][0] = u.x, x[w][1] = u.y, x[w][2] = u.z, x[w][3] = u.w, x[w][4] = v.x, x[w][5] = v.y, x[w][6] = v.z, x[w][7] = v.w;
+          x[w][0] = u.x, x[w][1] = u.y, x[w][2] = u.z, x[w][3] = u.w, x[w][4] = v.x, x[w][5] = v.y,
+          x[w][6] = v.z, x[w][7] = v.w;
         } else {
 #pragma unroll
           for (int i = 0; i < 8; ++i) x[w][i] = 0.f;
@@ -330,7 +365,8 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) DecodeAttentionKernel(const
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
           const float magnitude = fabsf(x[w][i]);
-          largest = magnitude > largest || isnan(magnitude) ? magnitude : largest;  // a NaN must reach q_unit
+          largest = magnitude > largest || isnan(magnitude) ? magnitude
+                                                            : largest;  // a NaN must reach q_unit
         }
       }
       for (int m = 1; m < 4; m <<= 1) {
@@ -351,7 +387,8 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) DecodeAttentionKernel(const
           const int rest = (value - d0) >> 8;
           const int d1 = static_cast<std::int8_t>(rest);
           const int d2 = (rest - d1) >> 8;
-          const int shift = 8 * (i >> 1);  // even dims go to the lower half of k, odd ones to the upper
+          const int shift =
+              8 * (i >> 1);  // even dims go to the lower half of k, odd ones to the upper
           q_top[w][i & 1] |= ((g & 1 ? d1 : d2) & 0xffu) << shift;
           q_low[w][i & 1] |= (g & 1 ? 0u : d0 & 0xffu) << shift;
         }
@@ -359,7 +396,8 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) DecodeAttentionKernel(const
       sum += __shfl_xor_sync(kAll, sum, 1);
       sum += __shfl_xor_sync(kAll, sum, 2);
       // 256 * (code / 256): a score is (sum of integers) / 256 per unit, K is code / 32768.
-      const float unit = largest * (256.f * 256.f / 32768.f / kQueryRange) * a.softmax_scale * 1.4426950408889634f;
+      const float unit =
+          largest * (256.f * 256.f / 32768.f / kQueryRange) * a.softmax_scale * 1.4426950408889634f;
       q_unit = __shfl_sync(kAll, unit, 8 * t);
       const int head_sum = __shfl_sync(kAll, sum, 8 * t);
       q_offset = -(head_sum >> 1);
@@ -373,11 +411,14 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) DecodeAttentionKernel(const
       for (int n = 0; n < 2; ++n)
 #pragma unroll
         for (int c = 0; c < 4; ++c) out[i][n][c] = 0;
-    int digit_sum[2] = {0, 0}, digit_mid[2] = {0, 0};  // as a column of the operand: sums of p's digits; times midpoint / 8
-    float top = -INFINITY, mass = 0.f;                 // 2^(score - top) is p as an integer; mass is the sum of p
-    bool dirty = false, has_kept = false;              // sums not flushed; `kept` holds something
+    int digit_sum[2] = {0, 0},
+        digit_mid[2] = {0,
+                        0};  // as a column of the operand: sums of p's digits; times midpoint / 8
+    float top = -INFINITY, mass = 0.f;  // 2^(score - top) is p as an integer; mass is the sum of p
+    bool dirty = false, has_kept = false;  // sums not flushed; `kept` holds something
 
-    // Moves the integer sums into `kept`, exactly up to one rounding, then multiplies by `scale` (of head t).
+    // Moves the integer sums into `kept`, exactly up to one rounding, then multiplies by `scale`
+    // (of head t).
     auto flush = [&](float scale) {
       float offset = 0.f;  // from midpoints
       int center[2][2];
@@ -400,7 +441,8 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) DecodeAttentionKernel(const
       for (int i = 0; i < kTiles; ++i)
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          // Carries move up first: the lower bytes of codes are not centred, and their sums would round in f32.
+          // Carries move up first: the lower bytes of codes are not centred, and their sums would
+          // round in f32.
           int d0 = out[i][1][2 * h + 1] - center[1][1], d1 = out[i][1][2 * h] - center[1][0];
           int d2 = out[i][0][2 * h + 1] - center[0][1], d3 = out[i][0][2 * h] - center[0][0];
           d1 += d0 >> 8;
@@ -479,11 +521,13 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) DecodeAttentionKernel(const
         }
         release();
 #pragma unroll
-        for (int j = 0; j < 4; ++j) score[j] = fmaf(static_cast<float>(score_sum[j]), 1.f / 256.f, score[j]);
+        for (int j = 0; j < 4; ++j)
+          score[j] = fmaf(static_cast<float>(score_sum[j]), 1.f / 256.f, score[j]);
       }
       {
         const float middle = static_cast<float>(0x8000 >> (4 * k_planes)) * (1.f / 256.f) * q_sum;
-        const float k_scale[4] = {Bf16Low(k_scales.x), Bf16High(k_scales.x), Bf16Low(k_scales.y), Bf16High(k_scales.y)};
+        const float k_scale[4] = {Bf16Low(k_scales.x), Bf16High(k_scales.x), Bf16Low(k_scales.y),
+                                  Bf16High(k_scales.y)};
 #pragma unroll
         for (int j = 0; j < 4; ++j) score[j] = (score[j] + middle) * (k_scale[j] * q_unit);
       }
@@ -495,7 +539,8 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) DecodeAttentionKernel(const
       // ---- weights p * (V scale) as 32-bit integers
       unit = acquire();
       const uint2 v_scales = *reinterpret_cast<const uint2*>(unit + kRowBytes + g * 8);
-      const float v_scale[4] = {Bf16Low(v_scales.x), Bf16High(v_scales.x), Bf16Low(v_scales.y), Bf16High(v_scales.y)};
+      const float v_scale[4] = {Bf16Low(v_scales.x), Bf16High(v_scales.x), Bf16Low(v_scales.y),
+                                Bf16High(v_scales.y)};
       float p[4], weight[4];
       auto weigh = [&] {
 #pragma unroll
@@ -505,12 +550,15 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) DecodeAttentionKernel(const
         }
       };
       weigh();
-      if (__any_sync(kAll, fmaxf(fmaxf(weight[0], weight[1]), fmaxf(weight[2], weight[3])) >= kRescaleAt)) {
+      if (__any_sync(kAll, fmaxf(fmaxf(weight[0], weight[1]), fmaxf(weight[2], weight[3])) >=
+                               kRescaleAt)) {
         float candidate = -INFINITY;
 #pragma unroll
-        for (int j = 0; j < 4; ++j) candidate = fmaxf(candidate, score[j] + fmaxf(__log2f(v_scale[j]), -64.f));
+        for (int j = 0; j < 4; ++j)
+          candidate = fmaxf(candidate, score[j] + fmaxf(__log2f(v_scale[j]), -64.f));
 #pragma unroll
-        for (int m = 4; m < 32; m <<= 1) candidate = fmaxf(candidate, __shfl_xor_sync(kAll, candidate, m));
+        for (int m = 4; m < 32; m <<= 1)
+          candidate = fmaxf(candidate, __shfl_xor_sync(kAll, candidate, m));
         const bool raise = candidate - top > kRescaleExponent;
         const float new_top = raise ? candidate - kTopExponent : top;
         const float shrink = raise ? Exp2(top - new_top) : 1.f;
@@ -531,7 +579,8 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) DecodeAttentionKernel(const
         mass += p[j];
         w[j] = __float2uint_rn(weight[j]);
       }
-      std::uint32_t b0[2], b1[2];  // operand: [tile][k half]; tile 0: digits 3 and 2 of a head in neighbouring columns; 1: 1 and 0
+      std::uint32_t b0[2], b1[2];  // operand: [tile][k half]; tile 0: digits 3 and 2 of a head in
+                                   // neighbouring columns; 1: 1 and 0
       auto pack = [&] {
 #pragma unroll
         for (int n = 0; n < 2; ++n) {
@@ -557,7 +606,8 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) DecodeAttentionKernel(const
         constexpr int kRun = D >= 64 ? 4 : 2;
 #pragma unroll
         for (int h = 0; h < kTiles / kRun; ++h) {
-          const std::uint8_t* at = unit + 2 * t * (2 * D) + ((part * (kTiles / kRun) + h) * 8 + (g ^ (2 * t))) * (kRun * 4);
+          const std::uint8_t* at = unit + 2 * t * (2 * D) +
+                                   ((part * (kTiles / kRun) + h) * 8 + (g ^ (2 * t))) * (kRun * 4);
           std::uint32_t x0[kRun], x1[kRun], y0[kRun] = {}, y1[kRun] = {};
           ReadWords<kRun>(at, x0);
           ReadWords<kRun>(at + 2 * D, x1);
@@ -581,8 +631,9 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) DecodeAttentionKernel(const
       }
       release();
       if (v_planes > 2) {
-        // The lower byte of a code is worth 1 / 256: every digit of the weight moves down one column. Rounded, not cut: lower bytes are
-        // not centred, so a bias of the weights would show. (No overflow: weights stay below kRescaleAt.)
+        // The lower byte of a code is worth 1 / 256: every digit of the weight moves down one
+        // column. Rounded, not cut: lower bytes are not centred, so a bias of the weights would
+        // show. (No overflow: weights stay below kRescaleAt.)
 #pragma unroll
         for (int j = 0; j < 4; ++j) w[j] = (w[j] + 128u) >> 8;
         pack();
@@ -599,7 +650,8 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) DecodeAttentionKernel(const
       segment.state = ring.notes[ring.slot].state;
     }
 
-    // ---- the segment's result: alone, it is the output; else a partial, merged by the warp that comes last
+    // ---- the segment's result: alone, it is the output; else a partial, merged by the warp that
+    // comes last
     if (dirty) {
       flush(1.f);
     } else if (!has_kept) {
@@ -613,20 +665,28 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) DecodeAttentionKernel(const
 #pragma unroll
     for (int i = 0; i < 2 * kTiles; ++i) result[i] = kept[i * 32];
     if (segment.count > 1) {
-      float* const mine = a.partials + (static_cast<std::size_t>(segment.segment) * pieces + piece) * PartialFloats<D, kSplit>();
+      float* const mine =
+          a.partials +
+          (static_cast<std::size_t>(segment.segment) * pieces + piece) * PartialFloats<D, kSplit>();
 #pragma unroll
       for (int i = 0; i < kTiles / 2; ++i) {
-        reinterpret_cast<float4*>(mine)[i * 32 + lane] = make_float4(result[4 * i], result[4 * i + 1], result[4 * i + 2], result[4 * i + 3]);
+        reinterpret_cast<float4*>(mine)[i * 32 + lane] =
+            make_float4(result[4 * i], result[4 * i + 1], result[4 * i + 2], result[4 * i + 3]);
       }
-      if (g == 0) *reinterpret_cast<float2*>(mine + kHeadsPerChunk * D / kSplit + 2 * t) = make_float2(top, mass);
+      if (g == 0)
+        *reinterpret_cast<float2*>(mine + kHeadsPerChunk * D / kSplit + 2 * t) =
+            make_float2(top, mass);
     } else if (t < heads) {
-      StoreResult<kTiles>(args, segment.row, (kv_head * args.group + first_head + t) * D + part * (D / kSplit) + 2 * g, mass, result);
+      StoreResult<kTiles>(args, segment.row,
+                          (kv_head * args.group + first_head + t) * D + part * (D / kSplit) + 2 * g,
+                          mass, result);
     }
     __syncwarp();
   }
 }
 
-/// One thread block a (cut row, piece): the partials are weighted and added up, eight segments at a time.
+/// One thread block a (cut row, piece): the partials are weighted and added up, eight segments at a
+/// time.
 template <int D, int kSplit>
 __global__ void __launch_bounds__(256) MergeKernel(const __grid_constant__ KernelArgs args) {
   constexpr int kTiles = D / 16 / kSplit, kValues = kHeadsPerChunk * D / kSplit, kWarps = 8;
@@ -646,7 +706,8 @@ __global__ void __launch_bounds__(256) MergeKernel(const __grid_constant__ Kerne
     const float2 own = *reinterpret_cast<const float2*>(from + kValues + 2 * t);
     float4 part[kTiles / 2];
 #pragma unroll
-    for (int c = 0; c < kTiles / 2; ++c) part[c] = reinterpret_cast<const float4*>(from)[c * 32 + lane];
+    for (int c = 0; c < kTiles / 2; ++c)
+      part[c] = reinterpret_cast<const float4*>(from)[c * 32 + lane];
     if (own.x == -INFINITY) continue;
     const float new_top = fmaxf(top, own.x);
     const float keep = Exp2(top - new_top), scale = Exp2(own.x - new_top);
@@ -663,7 +724,9 @@ __global__ void __launch_bounds__(256) MergeKernel(const __grid_constant__ Kerne
   __shared__ float4 sums[kWarps][kTiles / 2][32];
   __shared__ float2 states[kWarps][32];
 #pragma unroll
-  for (int c = 0; c < kTiles / 2; ++c) sums[warp][c][lane] = make_float4(result[4 * c], result[4 * c + 1], result[4 * c + 2], result[4 * c + 3]);
+  for (int c = 0; c < kTiles / 2; ++c)
+    sums[warp][c][lane] =
+        make_float4(result[4 * c], result[4 * c + 1], result[4 * c + 2], result[4 * c + 3]);
   states[warp][lane] = make_float2(top, mass);
   __syncthreads();
   if (warp != 0) return;
@@ -688,10 +751,13 @@ __global__ void __launch_bounds__(256) MergeKernel(const __grid_constant__ Kerne
   const int chunk = piece / kSplit, kv_head = chunk / args.chunks_per_head;
   const int head = (chunk % args.chunks_per_head) * kHeadsPerChunk + t;
   if (head >= args.group) return;
-  StoreResult<kTiles>(args, cut.row, (kv_head * args.group + head) * D + piece % kSplit * (D / kSplit) + 2 * g, mass, result);
+  StoreResult<kTiles>(args, cut.row,
+                      (kv_head * args.group + head) * D + piece % kSplit * (D / kSplit) + 2 * g,
+                      mass, result);
 }
 
-// Dims of the output are split over this many warps, each of which computes all scores, where a warp's registers cannot hold all sums.
+// Dims of the output are split over this many warps, each of which computes all scores, where a
+// warp's registers cannot hold all sums.
 constexpr int Split(int head_dim) { return head_dim == 256 ? 2 : 1; }
 // Warps of a thread block at most: what the kernel's registers allow.
 constexpr int MaxWarps(int head_dim) { return head_dim >= 128 ? 12 : 16; }
@@ -704,10 +770,12 @@ void Launch(const KernelArgs& args, cudaStream_t stream) {
   const auto kernel = DecodeAttentionKernel<D, Split(D), MaxWarps(D)>;
   static int raised = 0;
   if (raised < launch.smem_bytes) {
-    PLIANT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, launch.smem_bytes));
+    PLIANT_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           launch.smem_bytes));
     raised = launch.smem_bytes;
   }
-  kernel<<<launch.grid, launch.groups * (launch.consumers + 1) * 32, launch.smem_bytes, stream>>>(args);
+  kernel<<<launch.grid, launch.groups*(launch.consumers + 1) * 32, launch.smem_bytes, stream>>>(
+      args);
   PLIANT_CUDA_CHECK_LAUNCH();
   if (args.a.max_cut_rows == 0) return;
   cudaLaunchConfig_t config{};
@@ -727,47 +795,62 @@ void Launch(const KernelArgs& args, cudaStream_t stream) {
 Result<DecodeLaunch> DecodeLaunchFor(const DecodeShape& shape) {
   const int d = shape.head_dim;
   if (d != 32 && d != 64 && d != 128 && d != 256) {
-    return Unimplemented("no CUDA attention kernel for head dimension " + std::to_string(d) + "; there are 32, 64, 128 and 256");
+    return Unimplemented("no CUDA attention kernel for head dimension " + std::to_string(d) +
+                         "; there are 32, 64, 128 and 256");
   }
-  const int chunks = shape.ChunksPerHead(), most = std::min(kMaxChunks, (MaxWarps(d) - 1) / Split(d));
+  const int chunks = shape.ChunksPerHead(),
+            most = std::min(kMaxChunks, (MaxWarps(d) - 1) / Split(d));
   if (shape.kv_heads < 1 || shape.group < 1 || chunks > most) {
-    return Unimplemented("no CUDA attention kernel for " + std::to_string(shape.group) + " query heads a KV head; the limit is " +
+    return Unimplemented("no CUDA attention kernel for " + std::to_string(shape.group) +
+                         " query heads a KV head; the limit is " +
                          std::to_string(most * kHeadsPerChunk));
   }
   int device = 0, shared = 0, multiprocessors = 0;
   PLIANT_CUDA_CHECK(cudaGetDevice(&device));
-  PLIANT_CUDA_CHECK(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-  PLIANT_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  PLIANT_CUDA_CHECK(
+      cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  PLIANT_CUDA_CHECK(
+      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
   DecodeLaunch launch;
   // With little shared memory (sm_89) a slot of all heads would leave too few slots.
   for (launch.heads = std::min(shape.kv_heads, most / chunks); launch.heads >= 1; --launch.heads) {
     launch.consumers = launch.heads * chunks * Split(d);
-    for (launch.groups = std::max(1, MaxWarps(d) / (launch.consumers + 1)); launch.groups >= 1; --launch.groups) {
+    for (launch.groups = std::max(1, MaxWarps(d) / (launch.consumers + 1)); launch.groups >= 1;
+         --launch.groups) {
       const int group_bytes = launch.heads * chunks * kHeadsPerChunk * d * 4;
-      const int slot_bytes = 2 * launch.heads * UnitStride(d) + static_cast<int>(sizeof(Note)) + 16;  // and two barriers
+      const int slot_bytes = 2 * launch.heads * UnitStride(d) + static_cast<int>(sizeof(Note)) +
+                             16;  // and two barriers
       launch.slots = std::min(kMaxSlots, (shared / launch.groups - group_bytes) / slot_bytes);
       launch.smem_bytes = launch.groups * (group_bytes + launch.slots * slot_bytes);
       if (launch.slots >= 3) break;
     }
     if (launch.groups >= 1) break;
   }
-  if (launch.heads < 1) return Unimplemented("too little shared memory for the attention kernel: " + std::to_string(shared) + " bytes");
+  if (launch.heads < 1)
+    return Unimplemented(
+        "too little shared memory for the attention kernel: " + std::to_string(shared) + " bytes");
   launch.columns = (shape.kv_heads + launch.heads - 1) / launch.heads;
   launch.grid = std::max(1, multiprocessors / launch.columns) * launch.columns;
   return launch;
 }
 
 std::size_t DecodePartialFloats(const DecodeShape& shape, std::size_t segments) {
-  return segments * shape.Chunks() * (kHeadsPerChunk * shape.head_dim + Split(shape.head_dim) * 2 * kHeadsPerChunk);
+  return segments * shape.Chunks() *
+         (kHeadsPerChunk * shape.head_dim + Split(shape.head_dim) * 2 * kHeadsPerChunk);
 }
 
-void LaunchDecodeAttention(const DecodeShape& shape, const DecodeLaunch& launch, const DecodeArgs& args, cudaStream_t stream) {
+void LaunchDecodeAttention(const DecodeShape& shape, const DecodeLaunch& launch,
+                           const DecodeArgs& args, cudaStream_t stream) {
   const KernelArgs k{args, launch, shape.kv_heads, shape.group, shape.ChunksPerHead()};
   switch (shape.head_dim) {
-    case 32: return Launch<32>(k, stream);
-    case 64: return Launch<64>(k, stream);
-    case 128: return Launch<128>(k, stream);
-    case 256: return Launch<256>(k, stream);
+    case 32:
+      return Launch<32>(k, stream);
+    case 64:
+      return Launch<64>(k, stream);
+    case 128:
+      return Launch<128>(k, stream);
+    case 256:
+      return Launch<256>(k, stream);
   }
   CheckFailed(__FILE__, __LINE__, "head_dim", "no decode attention kernel for this head dimension");
 }

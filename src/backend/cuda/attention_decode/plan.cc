@@ -21,7 +21,8 @@ std::int64_t Weight(const BlockView& block) {
 
 }  // namespace
 
-void PlanDecode(std::span<const QueryItem> items, std::span<const BlockView> blocks, int groups, DecodePlan& plan) {
+void PlanDecode(std::span<const QueryItem> items, std::span<const BlockView> blocks, int groups,
+                DecodePlan& plan) {
   PLIANT_CHECK(groups >= 1, "a decode plan needs a group of warps");
   plan.segments.clear();
   plan.ranges.clear();
@@ -29,14 +30,17 @@ void PlanDecode(std::span<const QueryItem> items, std::span<const BlockView> blo
   std::int64_t total = 0, longest = 0;
   for (const QueryItem& item : items) {
     const int count = (item.tokens + kBlockTokens - 1) / kBlockTokens;
-    PLIANT_CHECK(item.first_block >= 0 && static_cast<std::size_t>(item.first_block) + count <= blocks.size(),
+    PLIANT_CHECK(item.first_block >= 0 &&
+                     static_cast<std::size_t>(item.first_block) + count <= blocks.size(),
                  "a query row reads blocks beyond the table");
     std::int64_t own = 0;
     for (int b = 0; b < count; ++b) own += Weight(blocks[item.first_block + b]);
     total += own;
     longest = std::max(longest, own);
   }
-  const std::int64_t share = std::max({(total + groups - 1) / groups, (longest + kMaxRowSegments - 1) / kMaxRowSegments, kMinRangeWeight});
+  const std::int64_t share =
+      std::max({(total + groups - 1) / groups, (longest + kMaxRowSegments - 1) / kMaxRowSegments,
+                kMinRangeWeight});
   std::int64_t done = 0;  // weight given out
   int open = 0;           // first segment of the open range
   auto close = [&] {
@@ -47,7 +51,8 @@ void PlanDecode(std::span<const QueryItem> items, std::span<const BlockView> blo
     range.segments = end - open;
     range.first_block = plan.segments[open].first_block;
     range.blocks = plan.segments[open].blocks;
-    std::memcpy(range.first_pages, &blocks[range.first_block], std::min(4, range.blocks) * sizeof(BlockView));
+    std::memcpy(range.first_pages, &blocks[range.first_block],
+                std::min(4, range.blocks) * sizeof(BlockView));
     plan.ranges.push_back(range);
     open = end;
   };

@@ -1,5 +1,6 @@
-// Room: backend/cuda. Prefill attention: many query rows of a sequence over its gathered fp16 K and V (gather/), tiled with an online
-// softmax on the tensor cores (FlashAttention, arXiv 2205.14135 and 2307.08691). Called by the thread that owns the stream; enqueues only.
+// Room: backend/cuda. Prefill attention: many query rows of a sequence over its gathered fp16 K and
+// V (gather/), tiled with an online softmax on the tensor cores (FlashAttention, arXiv 2205.14135
+// and 2307.08691). Called by the thread that owns the stream; enqueues only.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,7 +13,8 @@ namespace pliant::cuda {
 
 inline constexpr int kPrefillTileRows = 64;
 
-/// A tile of up to kPrefillTileRows neighbouring query rows of one sequence. Row first_row + i reads tokens 0 .. first_position + i.
+/// A tile of up to kPrefillTileRows neighbouring query rows of one sequence. Row first_row + i
+/// reads tokens 0 .. first_position + i.
 struct PrefillTile {
   std::int32_t first_row;
   std::int32_t rows;

@@ -24,7 +24,9 @@ Result<std::unique_ptr<PageCopier>> PageCopier::Make(std::size_t page_bytes) {
 }
 
 PageCopier::PageCopier(std::size_t page_bytes, PinnedArray<std::byte> staging)
-    : page_bytes_(page_bytes), staging_(std::move(staging)), half_pages_(staging_.size() / 2 / page_bytes) {
+    : page_bytes_(page_bytes),
+      staging_(std::move(staging)),
+      half_pages_(staging_.size() / 2 / page_bytes) {
   int device = 0;
   PLIANT_CUDA_CHECK(cudaGetDevice(&device));
   thread_ = std::thread([this, device] { Loop(device); });
@@ -103,9 +105,11 @@ void PageCopier::Run(const Job& job) {
   const bool out = job.direction == Direction::kOut;
   auto on_link = [&](const Piece& piece, std::byte* host) {
     if (out) {
-      PLIANT_CUDA_CHECK(cudaMemcpyAsync(host, piece.device, page_bytes_, cudaMemcpyDeviceToHost, stream_.get()));
+      PLIANT_CUDA_CHECK(
+          cudaMemcpyAsync(host, piece.device, page_bytes_, cudaMemcpyDeviceToHost, stream_.get()));
     } else {
-      PLIANT_CUDA_CHECK(cudaMemcpyAsync(piece.device, host, page_bytes_, cudaMemcpyHostToDevice, stream_.get()));
+      PLIANT_CUDA_CHECK(
+          cudaMemcpyAsync(piece.device, host, page_bytes_, cudaMemcpyHostToDevice, stream_.get()));
     }
   };
   std::vector<const Piece*> staged;
@@ -116,20 +120,26 @@ void PageCopier::Run(const Job& job) {
       staged.push_back(&piece);
     }
   }
-  // Part i uses half i % 2: while it is on the link, the host works on the part before (out) or after (in) it.
+  // Part i uses half i % 2: while it is on the link, the host works on the part before (out) or
+  // after (in) it.
   const std::size_t parts = (staged.size() + half_pages_ - 1) / half_pages_;
   auto each = [&](std::size_t part, auto&& f) {
     std::byte* at = staging_.data() + (part % 2) * half_pages_ * page_bytes_;
-    for (std::size_t i = part * half_pages_; i < std::min(staged.size(), (part + 1) * half_pages_); ++i, at += page_bytes_) f(*staged[i], at);
+    for (std::size_t i = part * half_pages_; i < std::min(staged.size(), (part + 1) * half_pages_);
+         ++i, at += page_bytes_)
+      f(*staged[i], at);
   };
   auto to_host = [&](std::size_t part) {
     half_done_[part % 2].Synchronize();
-    each(part, [&](const Piece& piece, std::byte* at) { std::memcpy(piece.host, at, page_bytes_); });
+    each(part,
+         [&](const Piece& piece, std::byte* at) { std::memcpy(piece.host, at, page_bytes_); });
   };
   for (std::size_t part = 0; part < parts; ++part) {
     if (!out && part >= 2) half_done_[part % 2].Synchronize();
     if (out && part >= 2) to_host(part - 2);
-    if (!out) each(part, [&](const Piece& piece, std::byte* at) { std::memcpy(at, piece.host, page_bytes_); });
+    if (!out)
+      each(part,
+           [&](const Piece& piece, std::byte* at) { std::memcpy(at, piece.host, page_bytes_); });
     each(part, on_link);
     half_done_[part % 2].Record(stream_);
   }

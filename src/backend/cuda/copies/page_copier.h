@@ -1,8 +1,10 @@
-// Room: backend/cuda. Copies pages between the device and host buffers in the background, in the order given, on a stream of its own.
-// Pinned host memory is copied directly, any other through pinned staging that is filled while the previous part is on the link.
+// Room: backend/cuda. Copies pages between the device and host buffers in the background, in the
+// order given, on a stream of its own. Pinned host memory is copied directly, any other through
+// pinned staging that is filled while the previous part is on the link.
 //
-// Threads: the owner thread calls everything; the copies are driven by one thread of its own, so that a step never waits for one.
-// A job's page and host bytes belong to the copier until its ticket is done.
+// Threads: the owner thread calls everything; the copies are driven by one thread of its own, so
+// that a step never waits for one. A job's page and host bytes belong to the copier until its
+// ticket is done.
 #pragma once
 
 #include <condition_variable>

@@ -20,10 +20,10 @@ constexpr std::size_t kWorkspaceBytes = 64u << 20;
   std::abort();
 }
 
-#define PLIANT_CUBLAS_CHECK(call)                                                       \
-  do {                                                                                  \
-    const cublasStatus_t pliant_status_ = (call);                                       \
-    if (pliant_status_ != CUBLAS_STATUS_SUCCESS) CublasFailed(#call, pliant_status_);   \
+#define PLIANT_CUBLAS_CHECK(call)                                                     \
+  do {                                                                                \
+    const cublasStatus_t pliant_status_ = (call);                                     \
+    if (pliant_status_ != CUBLAS_STATUS_SUCCESS) CublasFailed(#call, pliant_status_); \
   } while (false)
 
 struct Plan {
@@ -60,20 +60,26 @@ struct Gemm::State {
     // cuBLASLt thinks in columns: out (n x rows) = weight (k x n, transposed) times x (k x rows).
     PLIANT_CUBLAS_CHECK(cublasLtMatmulDescCreate(&plan.product, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     const cublasOperation_t transposed = CUBLAS_OP_T;
-    PLIANT_CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed));
+    PLIANT_CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(plan.product, CUBLASLT_MATMUL_DESC_TRANSA,
+                                                       &transposed, sizeof transposed));
     if (bias) {
       const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
       const std::int32_t type = CUDA_R_32F;
-      PLIANT_CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
-      PLIANT_CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(plan.product, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type));
+      PLIANT_CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(
+          plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
+      PLIANT_CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(
+          plan.product, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type));
     }
     PLIANT_CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.weight, CUDA_R_16BF, k, n, k));
     PLIANT_CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.x, CUDA_R_16BF, k, rows, k));
     PLIANT_CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.out, CUDA_R_32F, n, rows, n));
     cublasLtMatmulHeuristicResult_t found{};
     int count = 0;
-    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, plan.product, plan.weight, plan.x, plan.out, plan.out, preference, 1, &found, &count);
-    if (status != CUBLAS_STATUS_SUCCESS || count == 0) CublasFailed("cublasLtMatmulAlgoGetHeuristic", status);
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(handle, plan.product, plan.weight, plan.x, plan.out,
+                                       plan.out, preference, 1, &found, &count);
+    if (status != CUBLAS_STATUS_SUCCESS || count == 0)
+      CublasFailed("cublasLtMatmulAlgoGetHeuristic", status);
     plan.algorithm = found.algo;
     return plan;
   }
@@ -84,24 +90,29 @@ Gemm::~Gemm() = default;
 
 Result<std::unique_ptr<Gemm>> Gemm::Make() {
   auto state = std::make_unique<State>();
-  PLIANT_ASSIGN_OR_RETURN(state->workspace, DeviceArray<std::uint8_t>::Make(kWorkspaceBytes, "cuBLASLt workspace"));
+  PLIANT_ASSIGN_OR_RETURN(state->workspace,
+                          DeviceArray<std::uint8_t>::Make(kWorkspaceBytes, "cuBLASLt workspace"));
   PLIANT_CUBLAS_CHECK(cublasLtCreate(&state->handle));
   PLIANT_CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&state->preference));
-  PLIANT_CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(state->preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &kWorkspaceBytes,
-                                                           sizeof kWorkspaceBytes));
+  PLIANT_CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(
+      state->preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &kWorkspaceBytes,
+      sizeof kWorkspaceBytes));
   return std::unique_ptr<Gemm>(new Gemm(std::move(state)));
 }
 
-void Gemm::Run(const std::uint16_t* x, const std::uint16_t* weight, const float* bias, std::int64_t rows, std::int64_t n, std::int64_t k, float* out,
-               bool accumulate, cudaStream_t stream) {
+void Gemm::Run(const std::uint16_t* x, const std::uint16_t* weight, const float* bias,
+               std::int64_t rows, std::int64_t n, std::int64_t k, float* out, bool accumulate,
+               cudaStream_t stream) {
   if (rows == 0) return;
   Plan& plan = state_->PlanFor(rows, n, k, bias != nullptr);
   if (bias != nullptr) {
-    PLIANT_CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias));
+    PLIANT_CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(
+        plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias));
   }
   const float one = 1.f, keep = accumulate ? 1.f : 0.f;
-  PLIANT_CUBLAS_CHECK(cublasLtMatmul(state_->handle, plan.product, &one, weight, plan.weight, x, plan.x, &keep, out, plan.out, out, plan.out,
-                                     &plan.algorithm, state_->workspace.data(), kWorkspaceBytes, stream));
+  PLIANT_CUBLAS_CHECK(cublasLtMatmul(state_->handle, plan.product, &one, weight, plan.weight, x,
+                                     plan.x, &keep, out, plan.out, out, plan.out, &plan.algorithm,
+                                     state_->workspace.data(), kWorkspaceBytes, stream));
 }
 
 }  // namespace pliant::cuda

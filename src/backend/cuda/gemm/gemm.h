@@ -1,5 +1,6 @@
-// Room: backend/cuda. Products with weights by cuBLASLt: bf16 operands, f32 sums and results. One plan (layouts and algorithm) a
-// (rows, weight shape, mode), made at first use and kept. Called by the thread that owns the stream; enqueues only.
+// Room: backend/cuda. Products with weights by cuBLASLt: bf16 operands, f32 sums and results. One
+// plan (layouts and algorithm) a (rows, weight shape, mode), made at first use and kept. Called by
+// the thread that owns the stream; enqueues only.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -16,9 +17,11 @@ class Gemm {
   static Result<std::unique_ptr<Gemm>> Make();
   ~Gemm();
 
-  /// out[rows][n] = x[rows][k] weightᵀ (+ bias[n]), weight [n][k]; with `accumulate`, out += that. x and weight are bf16, bias and out f32.
-  void Run(const std::uint16_t* x, const std::uint16_t* weight, const float* bias, std::int64_t rows, std::int64_t n, std::int64_t k, float* out,
-           bool accumulate, cudaStream_t stream);
+  /// out[rows][n] = x[rows][k] weightᵀ (+ bias[n]), weight [n][k]; with `accumulate`, out += that.
+  /// x and weight are bf16, bias and out f32.
+  void Run(const std::uint16_t* x, const std::uint16_t* weight, const float* bias,
+           std::int64_t rows, std::int64_t n, std::int64_t k, float* out, bool accumulate,
+           cudaStream_t stream);
 
  private:
   struct State;
