@@ -453,9 +453,11 @@ void Run(const GemmCall& call, std::int64_t begin, std::int64_t end, std::byte* 
   }
 }
 
+// Enough for this many blocks and for any smaller number. A group's bytes do not grow with the
+// blocks (fewer of them make more panels a group), so what bounds every group is asked for.
 std::size_t ScratchBytes(std::int64_t blocks) {
   const std::int64_t few = (kFewRows / 16 * kTileBytes + kPairBytes) * blocks + kRing * kPairBytes;
-  return static_cast<std::size_t>(std::max(few, GroupPanels(blocks) * blocks * kPairBytes));
+  return static_cast<std::size_t>(std::max({few, kGroupBytes, 2 * blocks * kPairBytes}));
 }
 
 }  // namespace
