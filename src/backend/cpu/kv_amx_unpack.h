@@ -30,6 +30,8 @@ PLIANT_KV_AMX_INLINE __m512i OddBytes(__m512i upper, __m512i lower) {
 }
 PLIANT_KV_AMX_INLINE __m512i MidDigits() { return _mm512_set1_epi8(static_cast<char>(0x88)); }
 
+// kAwake, where there is one: a tile that may be overwritten (KeepTilesAwake).
+
 // ---- K: left operands [token 16][64 unpacked dims]
 // --------------------------------------------------------------------------------
 //
@@ -52,7 +54,7 @@ PLIANT_KV_AMX_INLINE void StoreKeyLine(__m512i even, __m512i odd, int line, std:
 
 /// Unpacks one block's K into the tiles of half a step of which it is block `b`. Prefetches on the
 /// way.
-template <int kDim, int kDepth>
+template <int kDim, int kDepth, int kAwake>
 PLIANT_KV_AMX_INLINE void UnpackKeyBlock(const std::uint8_t* const rows[kPlanes], Prefetcher& ahead,
                                          int b, TileBuffer tiles) {
   constexpr int kChunks = kDim / 64;
@@ -62,6 +64,7 @@ PLIANT_KV_AMX_INLINE void UnpackKeyBlock(const std::uint8_t* const rows[kPlanes]
   // Locals: the stores below could otherwise change the pointers, for all the compiler knows.
   const std::uint8_t *r0 = rows[0], *r1 = rows[1], *r2 = rows[2], *r3 = rows[3];
   for (int quad = 0; quad < kBlockTokens / 4; ++quad) {
+    if (quad % (256 / kDim) == 0) KeepTilesAwake<kAwake>();
     const std::ptrdiff_t to = (quad & 3) * kChunks * kTile + 4 * (2 * b + (quad >> 2)) * 64;
 #pragma GCC unroll 8
     for (int i = 0; i < 4 / kLineTokens * kTokenLines; ++i) {
@@ -81,11 +84,11 @@ PLIANT_KV_AMX_INLINE void UnpackKeyBlock(const std::uint8_t* const rows[kPlanes]
   }
 }
 
-template <int kDim, int kDepth>
+template <int kDim, int kDepth, int kAwake>
 PLIANT_KV_AMX_INLINE void UnpackKeys(const PlaneSource& source, Prefetcher& ahead, int half,
                                      TileBuffer tiles) {
   for (int b = 0; b < 2; ++b) {
-    UnpackKeyBlock<kDim, kDepth>(source.rows[2 * half + b], ahead, b, tiles);
+    UnpackKeyBlock<kDim, kDepth, kAwake>(source.rows[2 * half + b], ahead, b, tiles);
   }
 }
 
@@ -139,7 +142,7 @@ PLIANT_KV_AMX_INLINE void InterleaveQuad(const std::uint8_t* row, int span, __m5
 }
 
 /// Unpacks span `span` of a step: tile i of half h at (2 i + h) * kTile.
-template <int kDim, int kDepth>
+template <int kDim, int kDepth, int kAwake>
 PLIANT_KV_AMX_INLINE void UnpackValueSpan(const PlaneSource& source, Prefetcher& ahead, int span,
                                           TileBuffer tiles) {
   constexpr int kPairs = kSpanTiles<kDim> / 2;
@@ -148,6 +151,7 @@ PLIANT_KV_AMX_INLINE void UnpackValueSpan(const PlaneSource& source, Prefetcher&
     const std::uint8_t* from[kPlanes] = {source.rows[block][0], source.rows[block][1],
                                          source.rows[block][2], source.rows[block][3]};
     const std::ptrdiff_t half = block / 2 * kTile;
+    KeepTilesAwake<kAwake>();
     for (int quad = 0; quad < kBlockTokens / 4; ++quad) {
       ahead.Issue();
       __m512i planes[kDepth][kPairs];
@@ -220,11 +224,12 @@ PLIANT_KV_AMX_INLINE void TransposePlane(const PlaneSource& source, int half, in
 }
 
 /// Transposes half `half`; `planes` is scratch of kPlanes tiles.
-template <int kDim, int kDepth>
+template <int kDim, int kDepth, int kAwake>
 PLIANT_KV_AMX_INLINE void UnpackValuesTransposed(const PlaneSource& source, int half,
                                                  std::byte* planes, TileBuffer tiles) {
   for (int part = 0; part < kDim / 32; ++part) {  // 16 packed bytes: 32 dims, two tiles
     for (int p = 0; p < kDepth; ++p) {
+      KeepTilesAwake<kAwake>();
       TransposePlane<kDim>(source, half, p, 16 * part, planes + p * kTile);
     }
     for (int i = 0; i < 16; ++i) {

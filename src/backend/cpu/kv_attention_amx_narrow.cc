@@ -253,6 +253,7 @@ PLIANT_KV_AMX void SoftmaxOfGroup(int group, int columns, int depth, Scratch<kDi
   _mm512_store_ps(maximum, _mm512_set1_ps(kNoLogit));
   _mm512_store_ps(total, _mm512_setzero_ps());
   for (int c = 0; c < columns; ++c) {
+    KeepTilesAwake<3>();
     const StepSum sum = StoreWeights<kDim>(group, c, depth, s);
     maximum[c] = sum.maximum;
     total[c] = sum.total;
@@ -329,30 +330,30 @@ PLIANT_KV_AMX_INLINE void UnpackKeyHalf(const PlaneSource& key, Prefetcher& ahea
   const TileBuffer tiles = {s.keys[0], s.keys[1]};
   switch (key.depth) {
     case 1:
-      UnpackKeys<kDim, 1>(key, ahead, half, tiles);
+      UnpackKeys<kDim, 1, 7>(key, ahead, half, tiles);
       break;
     case 2:
-      UnpackKeys<kDim, 2>(key, ahead, half, tiles);
+      UnpackKeys<kDim, 2, 7>(key, ahead, half, tiles);
       break;
     default:
-      UnpackKeys<kDim, 4>(key, ahead, half, tiles);
+      UnpackKeys<kDim, 4, 7>(key, ahead, half, tiles);
       break;
   }
 }
 
-template <int kDim>
+template <int kDim, int kAwake>
 PLIANT_KV_AMX_INLINE void UnpackSpan(const PlaneSource& value, Prefetcher& ahead, int span,
                                      Scratch<kDim>& s) {
   const TileBuffer tiles = {s.values[0], s.values[1]};
   switch (value.depth) {
     case 1:
-      UnpackValueSpan<kDim, 1>(value, ahead, span, tiles);
+      UnpackValueSpan<kDim, 1, kAwake>(value, ahead, span, tiles);
       break;
     case 2:
-      UnpackValueSpan<kDim, 2>(value, ahead, span, tiles);
+      UnpackValueSpan<kDim, 2, kAwake>(value, ahead, span, tiles);
       break;
     default:
-      UnpackValueSpan<kDim, 4>(value, ahead, span, tiles);
+      UnpackValueSpan<kDim, 4, kAwake>(value, ahead, span, tiles);
       break;
   }
 }
@@ -398,7 +399,14 @@ PLIANT_KV_AMX void ValuePhase(const QueryTile& tile, int groups, const Step* bef
   Pending pending;
   bool keys_stored = step == nullptr;
   for (int span = 0; span < kSpans<kDim>; ++span) {
-    if (before != nullptr) UnpackSpan<kDim>(before->value, ahead, span, s);
+    if (before != nullptr) {
+      // At first tiles 0 to 3 hold sums of keys, later 4 to 7 hold weights.
+      if (span == 0) {
+        UnpackSpan<kDim, 7>(before->value, ahead, span, s);
+      } else {
+        UnpackSpan<kDim, 3>(before->value, ahead, span, s);
+      }
+    }
     if (!keys_stored) StoreKeySums<kDim>(groups - 1, kHalves - 1, s);
     keys_stored = true;
     for (int g = 0; g < groups; ++g) {

@@ -152,6 +152,7 @@ PLIANT_KV_AMX void StoreWeights(int ct, __m512 maximum, int depth, Scratch<kDim>
   __m512i high_sum = _mm512_setzero_si512(), low_sum = _mm512_setzero_si512();
 #pragma GCC unroll 4
   for (int t = 0; t < 4; ++t) {
+    KeepTilesAwake<5>();  // tiles 0 and 1 hold the first keys of the next column tile
 #pragma GCC unroll 2
     for (int hk = 0; hk < 8; ++hk) {
       const int half = hk / 4;
@@ -315,24 +316,24 @@ PLIANT_KV_AMX void UnpackStep(const PlaneSource& key, const PlaneSource& value, 
     const TileBuffer values = {s.values[0][half], s.values[1][half]};
     switch (key.depth) {
       case 1:
-        UnpackKeys<kDim, 1>(key, none, half, keys);
+        UnpackKeys<kDim, 1, 5>(key, none, half, keys);
         break;
       case 2:
-        UnpackKeys<kDim, 2>(key, none, half, keys);
+        UnpackKeys<kDim, 2, 5>(key, none, half, keys);
         break;
       default:
-        UnpackKeys<kDim, 4>(key, none, half, keys);
+        UnpackKeys<kDim, 4, 5>(key, none, half, keys);
         break;
     }
     switch (value.depth) {
       case 1:
-        UnpackValuesTransposed<kDim, 1>(value, half, s.planes, values);
+        UnpackValuesTransposed<kDim, 1, 5>(value, half, s.planes, values);
         break;
       case 2:
-        UnpackValuesTransposed<kDim, 2>(value, half, s.planes, values);
+        UnpackValuesTransposed<kDim, 2, 5>(value, half, s.planes, values);
         break;
       default:
-        UnpackValuesTransposed<kDim, 4>(value, half, s.planes, values);
+        UnpackValuesTransposed<kDim, 4, 5>(value, half, s.planes, values);
         break;
     }
   }
