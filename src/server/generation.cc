@@ -78,9 +78,35 @@ void Generation::CancelOpen() {
   }
 }
 
+/// What came for a choice while nobody looked becomes one event, so that a server that has fallen
+/// behind has less to write, not more.
+std::vector<Mailbox::Item> Generation::TakeMerged() {
+  std::vector<Mailbox::Item> merged;
+  std::vector<std::size_t> last(choices_.size(), ~std::size_t{0});  // of each choice, in `merged`
+  for (Mailbox::Item& item : mailbox_->Take()) {
+    const auto index = static_cast<std::size_t>(item.choice);
+    Observe(item, &choices_[index]);
+    if (last[index] == ~std::size_t{0}) {
+      last[index] = merged.size();
+      merged.push_back(std::move(item));
+      continue;
+    }
+    TokenEvent& into = merged[last[index]].event;
+    TokenEvent& from = item.event;
+    // What adds up is added; what describes the state now is the later event's.
+    from.text.swap(into.text);
+    from.text += into.text;
+    into.logprobs.insert(into.logprobs.end(), std::make_move_iterator(from.logprobs.begin()),
+                         std::make_move_iterator(from.logprobs.end()));
+    from.logprobs.swap(into.logprobs);
+    into = std::move(from);
+  }
+  return merged;
+}
+
 Generation::Progress Generation::Advance() {
   Progress progress;
-  for (Mailbox::Item& item : mailbox_->Take()) {
+  for (Mailbox::Item& item : TakeMerged()) {
     if (over_) break;
     Take(std::move(item), &progress);
   }
@@ -105,7 +131,6 @@ void Generation::Observe(const Mailbox::Item& item, Choice* choice) {
 void Generation::Take(Mailbox::Item item, Progress* progress) {
   Choice& choice = choices_[static_cast<std::size_t>(item.choice)];
   if (choice.finish) return;
-  Observe(item, &choice);
   TokenEvent& event = item.event;
   if (event.finish) {
     choice.finish = event.finish;

@@ -99,6 +99,7 @@ class Generation {
   Generation(GenerationPlan plan, Engine* engine, const Tokenizer* tokenizer,
              ServerMetrics* metrics, std::function<void()> notify);
   Status SubmitAll();
+  std::vector<Mailbox::Item> TakeMerged();
   void Take(Mailbox::Item item, Progress* progress);
   void Observe(const Mailbox::Item& item, Choice* choice);
   void TakeStreamed(int index, TokenEvent event, Choice* choice, Progress* progress);

@@ -241,7 +241,7 @@ TEST(Disconnect, ReaderThatStopsIsCut) {
   });
   HttpClient slow = test.Connect(/*receive_buffer=*/4096);
   slow.SendRequest("POST", "/v1/completions",
-                   R"({"prompt":"x","max_tokens":1000000,"stream":true})");
+                   R"({"prompt":"x","max_tokens":1000000,"stream":true,"logprobs":5})");
   HttpClient good = test.Connect();
   good.SendRequest("POST", "/v1/completions", R"({"prompt":"x","max_tokens":500,"stream":true})");
   EXPECT_EQ(ReadStream(&good).back(), "[DONE]");
@@ -265,7 +265,7 @@ TEST(Disconnect, ReaderThatNeverTakesAByteTimesOut) {
   });
   HttpClient slow = test.Connect(/*receive_buffer=*/4096);
   slow.SendRequest("POST", "/v1/completions",
-                   R"({"prompt":"x","max_tokens":1000000,"stream":true})");
+                   R"({"prompt":"x","max_tokens":1000000,"stream":true,"logprobs":5})");
   EXPECT_TRUE(test.Eventually([&] { return test.engine.Stats().requests_cancelled == 1; }));
   EXPECT_EQ(test.Metric("pliant_http_timeouts_total"), 1);
 }

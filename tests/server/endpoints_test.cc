@@ -93,7 +93,8 @@ TEST(Endpoints, StreamedChat) {
   HttpClient client = test.Connect();
   client.SendRequest("POST", "/v1/chat/completions", ChatBody(R"("stream":true)"));
   const std::vector<std::string> events = ReadStream(&client);
-  ASSERT_EQ(events.size(), 6u);
+  ASSERT_GE(events.size(), 4u);  // tokens that come together may share a chunk
+  EXPECT_EQ(events.back(), "[DONE]");
   std::string text;
   std::string id;
   for (std::size_t i = 0; i + 1 < events.size(); ++i) {
@@ -103,14 +104,14 @@ TEST(Endpoints, StreamedChat) {
     EXPECT_EQ(chunk["id"], id);
     EXPECT_EQ(chunk.count("usage"), 0u);
     ASSERT_EQ(chunk["choices"].size(), 1u);
-    EXPECT_EQ(chunk["choices"][0]["index"], 0);
-    text += chunk["choices"][0]["delta"].value("content", "");
+    const Json& choice = chunk["choices"][0];
+    EXPECT_EQ(choice["index"], 0);
+    text += choice["delta"].value("content", "");
+    const bool last = i + 2 == events.size();
+    EXPECT_EQ(choice["finish_reason"], last ? Json("stop") : Json(nullptr));
+    if (last) EXPECT_EQ(choice["delta"], Json::object());
+    if (i == 0) EXPECT_EQ(choice["delta"], Json::parse(R"({"role":"assistant","content":""})"));
   }
-  EXPECT_EQ(Json::parse(events[0])["choices"][0]["delta"],
-            Json::parse(R"({"role":"assistant","content":""})"));
-  EXPECT_EQ(Json::parse(events[4])["choices"][0]["finish_reason"], "stop");
-  EXPECT_EQ(Json::parse(events[4])["choices"][0]["delta"], Json::object());
-  EXPECT_EQ(events[5], "[DONE]");
   EXPECT_EQ(text, "Hey");
   // The connection lives on.
   EXPECT_EQ(client.Get("/health").status, 200);
@@ -237,9 +238,14 @@ TEST(Endpoints, Logprobs) {
     "top_logprobs":[{"a":-0.5},{"b":-0.5}],"text_offset":[0,1]})"));
   HttpClient client = test.Connect();
   client.SendRequest("POST", "/v1/completions", R"({"prompt":"x","logprobs":0,"stream":true})");
-  client.NextEvent();
-  EXPECT_EQ(Json::parse(*client.NextEvent())["choices"][0]["logprobs"]["text_offset"],
-            Json::parse("[1]"));
+  Json offsets = Json::array();
+  for (const std::string& event : ReadStream(&client)) {
+    if (event == "[DONE]") continue;
+    const Json logprobs_part = Json::parse(event)["choices"][0]["logprobs"];
+    if (logprobs_part.is_null()) continue;  // the chunk with the finish reason
+    for (const Json& offset : logprobs_part["text_offset"]) offsets.push_back(offset);
+  }
+  EXPECT_EQ(offsets, Json::parse("[0,1]"));
 }
 
 TEST(Endpoints, TokenizeAndDetokenize) {
@@ -334,9 +340,9 @@ TEST(Endpoints, EngineFailuresBecomeAnswers) {
   HttpClient client = test.Connect();
   client.SendRequest("POST", "/v1/completions", R"({"prompt":"a","stream":true})");
   const auto events = ReadStream(&client);
-  ASSERT_EQ(events.size(), 5u);
-  EXPECT_EQ(Json::parse(events[3])["error"]["message"], "logits are not finite");
-  EXPECT_EQ(events[4], "[DONE]");
+  ASSERT_GE(events.size(), 3u);
+  EXPECT_EQ(Json::parse(events[events.size() - 2])["error"]["message"], "logits are not finite");
+  EXPECT_EQ(events.back(), "[DONE]");
   // One that has not is a plain error.
   test.engine.SetScript(failing(0, OutOfMemory("no pages")));
   HttpClient early = test.Connect();
