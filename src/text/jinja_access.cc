@@ -196,7 +196,7 @@ Value GetSlice(const Value& object, const Value& start, const Value& stop, const
     // A range has at most 100,000 items, so only the step can be out of proportion; it matters only
     // between items.
     const std::int64_t by = bounds.count > 1 ? bounds.step * range.step : range.step;
-    const std::int64_t first = range.start + bounds.start * range.step;
+    const std::int64_t first = range.At(static_cast<std::uint64_t>(bounds.start));
     const Wide stop_at = static_cast<Wide>(first) + static_cast<Wide>(bounds.count) * by;
     const auto last = static_cast<std::int64_t>(
         std::clamp<Wide>(stop_at, std::numeric_limits<std::int64_t>::min(),

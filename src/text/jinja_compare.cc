@@ -207,8 +207,7 @@ bool Contains(const Value& container, const Value& item) {
       if (item.IsIntLike()) {
         const Range& range = container.range();
         if (range.length == 0) return false;
-        const std::int64_t last =
-            range.start + static_cast<std::int64_t>(range.length - 1) * range.step;
+        const std::int64_t last = range.At(range.length - 1);
         const std::int64_t i = item.AsInt();
         if (i < std::min(range.start, last) || i > std::max(range.start, last)) return false;
         return (static_cast<Wide>(i) - range.start) % range.step == 0;

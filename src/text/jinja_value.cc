@@ -513,7 +513,7 @@ bool Reader::Next(Value& item) {
     case Type::kRange: {
       const Range& range = source_.range();
       if (position_ >= range.length) return false;
-      item = Value(range.start + static_cast<std::int64_t>(position_++) * range.step);
+      item = Value(range.At(position_++));
       return true;
     }
     case Type::kIterator: {

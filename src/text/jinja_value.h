@@ -153,6 +153,11 @@ struct View final : Object {
 struct Range final : Object {
   Range(std::int64_t start, std::int64_t stop, std::int64_t step, std::size_t length)
       : Object(sizeof(Range)), start(start), stop(stop), step(step), length(length) {}
+  /// Item `index`. Unsigned inside: the product may pass 64 bits where the sum, an item, does not.
+  std::int64_t At(std::uint64_t index) const {
+    return static_cast<std::int64_t>(static_cast<std::uint64_t>(start) +
+                                     index * static_cast<std::uint64_t>(step));
+  }
   const std::int64_t start, stop, step;
   const std::size_t length;
 };

@@ -323,7 +323,9 @@ TEST(Endpoints, BodiesOfAnyContentTypeAreRead) {
 }
 
 TEST(Endpoints, EngineFailuresBecomeAnswers) {
-  TestServer test;
+  FakeEngineOptions slow;  // so that a stream has begun before its request fails
+  slow.tick = std::chrono::milliseconds(30);
+  TestServer test({}, slow);
   const auto failing = [](std::size_t after, Status error) {
     return [after, error](const GenerateRequest&) {
       FakeEngine::Script script;
