@@ -251,18 +251,11 @@ const GemmKernel& Kernel() {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
+#include "backend/cpu/cpu_dispatch.h"
+
 namespace pliant {
 
-const GemmKernel& F32GemmKernel(CpuLevel level) {
-#if HWY_TARGETS & HWY_AVX3
-  if (level >= CpuLevel::kAvx512) return N_AVX3::Kernel();
-#endif
-#if HWY_TARGETS & HWY_AVX2
-  if (level >= CpuLevel::kAvx2) return N_AVX2::Kernel();
-#endif
-  (void)level;
-  return HWY_STATIC_DISPATCH(Kernel)();
-}
+const GemmKernel& F32GemmKernel(CpuLevel level) { PLIANT_RETURN_BY_LEVEL(level, Kernel); }
 
 const GemmKernel& ChooseGemmKernel(CpuLevel level, bool precise) {
 #if defined(__x86_64__)

@@ -302,35 +302,23 @@ void Finish(int dim, const QueryTile& tile, const float* total) {
 constexpr AttentionKernel kAttention = {kMaxColumns, kNarrowColumns, ScratchBytes, Supports,
                                         Attend};
 constexpr PartialKernel kPartial = {Merge, Finish};
-const AttentionKernel* Attention() { return &kAttention; }
-const PartialKernel* Partial() { return &kPartial; }
+const AttentionKernel& Attention() { return kAttention; }
+const PartialKernel& Partial() { return kPartial; }
 
 }  // namespace HWY_NAMESPACE
 }  // namespace pliant
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
+#include "backend/cpu/cpu_dispatch.h"
+
 namespace pliant {
 
 const AttentionKernel& F32AttentionKernel(CpuLevel level) {
-#if HWY_TARGETS & HWY_AVX3
-  if (level >= CpuLevel::kAvx512) return *N_AVX3::Attention();
-#endif
-#if HWY_TARGETS & HWY_AVX2
-  if (level >= CpuLevel::kAvx2) return *N_AVX2::Attention();
-#endif
-  return *HWY_STATIC_DISPATCH(Attention)();
+  PLIANT_RETURN_BY_LEVEL(level, Attention);
 }
 
-const PartialKernel& ChoosePartialKernel(CpuLevel level) {
-#if HWY_TARGETS & HWY_AVX3
-  if (level >= CpuLevel::kAvx512) return *N_AVX3::Partial();
-#endif
-#if HWY_TARGETS & HWY_AVX2
-  if (level >= CpuLevel::kAvx2) return *N_AVX2::Partial();
-#endif
-  return *HWY_STATIC_DISPATCH(Partial)();
-}
+const PartialKernel& ChoosePartialKernel(CpuLevel level) { PLIANT_RETURN_BY_LEVEL(level, Partial); }
 
 const AttentionKernel& ChooseAttentionKernel(CpuLevel level, int head_dim) {
 #if defined(__x86_64__)

@@ -133,24 +133,18 @@ void Store(int head_dim, const float* channel, const float* x, const KvRowTarget
 }
 
 constexpr KvWriteKernel kKernel = {Query, Key, Store};
-const KvWriteKernel* Kernel() { return &kKernel; }
+const KvWriteKernel& Kernel() { return kKernel; }
 
 }  // namespace HWY_NAMESPACE
 }  // namespace pliant
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
+#include "backend/cpu/cpu_dispatch.h"
+
 namespace pliant {
 
-const KvWriteKernel& ChooseKvWriteKernel(CpuLevel level) {
-#if HWY_TARGETS & HWY_AVX3
-  if (level >= CpuLevel::kAvx512) return *N_AVX3::Kernel();
-#endif
-#if HWY_TARGETS & HWY_AVX2
-  if (level >= CpuLevel::kAvx2) return *N_AVX2::Kernel();
-#endif
-  return *HWY_STATIC_DISPATCH(Kernel)();
-}
+const KvWriteKernel& ChooseKvWriteKernel(CpuLevel level) { PLIANT_RETURN_BY_LEVEL(level, Kernel); }
 
 }  // namespace pliant
 #endif  // HWY_ONCE

@@ -94,18 +94,11 @@ const CpuOps& Ops() {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
+#include "backend/cpu/cpu_dispatch.h"
+
 namespace pliant {
 
-const CpuOps& ChooseCpuOps(CpuLevel level) {
-#if HWY_TARGETS & HWY_AVX3
-  if (level >= CpuLevel::kAvx512) return N_AVX3::Ops();
-#endif
-#if HWY_TARGETS & HWY_AVX2
-  if (level >= CpuLevel::kAvx2) return N_AVX2::Ops();
-#endif
-  (void)level;
-  return HWY_STATIC_DISPATCH(Ops)();
-}
+const CpuOps& ChooseCpuOps(CpuLevel level) { PLIANT_RETURN_BY_LEVEL(level, Ops); }
 
 }  // namespace pliant
 #endif  // HWY_ONCE
