@@ -79,7 +79,9 @@ TEST_P(BatchInvariance, PromptsTogetherEqualPromptsAlone) {
     for (int s = 0; s < 6; ++s) entries.push_back({s, Prompt(length, s == 2 ? 9 : 1), 0});
     const auto together = harness.Step(entries);
     for (int s = 0; s < 6; ++s) {
-      if (s != 2) EXPECT_EQ(together[s], alone) << "sequence " << s << ", length " << length;
+      if (s != 2) {
+        EXPECT_EQ(together[s], alone) << "sequence " << s << ", length " << length;
+      }
     }
   }
 }

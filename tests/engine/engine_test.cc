@@ -16,6 +16,26 @@ std::vector<GenerateRequest> ProblemRequests(const TestModel& model, std::int64_
   return requests;
 }
 
+TestEngineOptions WithoutPrefixCache() {
+  TestEngineOptions options;
+  options.prefix_cache = false;
+  return options;
+}
+
+TestEngineOptions WithBatchTokens(int tokens) {
+  TestEngineOptions options;
+  options.max_batch_tokens = tokens;
+  return options;
+}
+
+/// A pool of 45 blocks: about two of the eight problems at full length.
+TestEngineOptions TightPool(const TestModel& ample) {
+  const EngineStats stats = ample.engine->Stats();
+  TestEngineOptions options;
+  options.kv_bytes = static_cast<std::uint64_t>(stats.kv_bytes_total / stats.pages_total) * 2 * kPlanes * 45;
+  return options;
+}
+
 std::string FinalAnswer(const std::string& text) {
   const std::size_t at = text.find("</think>");
   if (at == std::string::npos) return "";
@@ -43,7 +63,7 @@ TEST(Engine, SolvesProblemsTogetherAndAlone) {
     EXPECT_EQ(FinalAnswer(together[i].text), SmallProblems()[i].second);
     EXPECT_EQ(together[i].finish, FinishReason::kStop);
   }
-  TestModel fresh({.prefix_cache = false});
+  TestModel fresh(WithoutPrefixCache());
   for (std::size_t i = 0; i < 3; ++i) {
     EXPECT_EQ(fresh.Ask(ProblemRequests(fresh, 900)[i]).tokens, together[i].tokens);
   }
@@ -51,7 +71,7 @@ TEST(Engine, SolvesProblemsTogetherAndAlone) {
 }
 
 TEST(Engine, ChunkedPrefillAndPrefixCacheGiveTheSameTokens) {  // known faults B2, B3
-  TestModel cached({.max_batch_tokens = 48}), fresh({.prefix_cache = false});
+  TestModel cached(WithBatchTokens(48)), fresh(WithoutPrefixCache());
   const std::vector<TokenId> base = fresh.Problem(SmallProblems()[0].first);
   ASSERT_GT(base.size(), 100u);
   for (const std::size_t cut : {31u, 32u, 33u, 63u, 64u, 65u, 96u, 1u}) {
@@ -71,8 +91,7 @@ TEST(Engine, ChunkedPrefillAndPrefixCacheGiveTheSameTokens) {  // known faults B
 TEST(Engine, APoolTooSmallForAllPreemptsAndStillAnswersRight) {
   TestModel ample;
   const auto expected = ample.AskAll(ProblemRequests(ample, 400));
-  const std::uint64_t page = static_cast<std::uint64_t>(ample.engine->Stats().kv_bytes_total / ample.engine->Stats().pages_total);
-  TestModel tight({.kv_bytes = page * 8 * 45});  // 45 blocks: about two of the eight requests at full length
+  TestModel tight(TightPool(ample));
   const auto answers = tight.AskAll(ProblemRequests(tight, 400));
   for (std::size_t i = 0; i < answers.size(); ++i) {
     EXPECT_TRUE(answers[i].error.ok()) << answers[i].error.ToString();
@@ -85,11 +104,12 @@ TEST(Engine, APoolTooSmallForAllPreemptsAndStillAnswersRight) {
 TEST(Engine, PressureWithAFloorOf16BitsChangesNoToken) {
   TestModel ample;
   const auto expected = ample.AskAll(ProblemRequests(ample, 300));
-  const std::uint64_t page = static_cast<std::uint64_t>(ample.engine->Stats().kv_bytes_total / ample.engine->Stats().pages_total);
-  TestModel tight({.kv_bytes = page * 8 * 45,
-                   .policy = KvPolicy::kPliant,
-                   .store = {.kind = StoreSpec::Kind::kRam, .path = "", .bytes = 64u << 20},
-                   .floor_bits = 8});
+  TestEngineOptions options = TightPool(ample);
+  options.policy = KvPolicy::kPliant;
+  options.store.kind = StoreSpec::Kind::kRam;
+  options.store.bytes = 64u << 20;
+  options.floor_bits = 8;
+  TestModel tight(options);
   std::vector<GenerateRequest> requests = ProblemRequests(tight, 300);
   for (GenerateRequest& request : requests) request.kv.min_bits = 16;
   const auto answers = tight.AskAll(std::move(requests));
@@ -102,9 +122,9 @@ TEST(Engine, PressureWithAFloorOf16BitsChangesNoToken) {
 }
 
 TEST(Engine, CancelFreesEverythingAtAnyTime) {  // known faults B1, H1
-  TestModel model({.max_batch_tokens = 32});
+  TestModel model(WithBatchTokens(32));
   const std::vector<TokenId> prompt = model.Problem(SmallProblems()[1].first);
-  TestModel fresh({.prefix_cache = false});
+  TestModel fresh(WithoutPrefixCache());
   const auto expected = fresh.Ask(TestModel::Greedy(prompt, 40)).tokens;
   std::mt19937 rng(5);
   for (int round = 0; round < 20; ++round) {
@@ -114,14 +134,19 @@ TEST(Engine, CancelFreesEverythingAtAnyTime) {  // known faults B1, H1
     model.engine->Cancel(id);
     const auto answer = collector.Wait(id);
     EXPECT_TRUE(answer.finish == FinishReason::kCancelled);
-    if (round % 5 == 0) EXPECT_EQ(model.Ask(TestModel::Greedy(prompt, 40)).tokens, expected);
+    if (round % 5 == 0) {
+      EXPECT_EQ(model.Ask(TestModel::Greedy(prompt, 40)).tokens, expected);
+    }
   }
   ExpectIdle(*model.engine);
   model.engine->Cancel(RequestId(123456));  // unknown: ignored
 }
 
 TEST(Engine, RefusesAtTheDoorWithBothNumbers) {
-  TestModel model({.max_running = 1, .max_waiting = 2});
+  TestEngineOptions options;
+  options.max_running = 1;
+  options.max_waiting = 2;
+  TestModel model(options);
   const auto none = [](RequestId, TokenEvent) { FAIL() << "a refused request gets no event"; };
   EXPECT_EQ(model.engine->Submit(TestModel::Greedy({}, 5), none).status().code(), StatusCode::kInvalidArgument);
   const Status too_long = model.engine->Submit(TestModel::Greedy(std::vector<TokenId>(4000, 65), 500), none).status();

@@ -146,7 +146,9 @@ TEST(Workload, Synthetic) {
     EXPECT_EQ(one.input, 600);
     EXPECT_EQ(one.output, 8);
     blocks.insert(one.blocks.begin(), one.blocks.end());
-    if (i > 0) EXPECT_GE(one.arrival, (*workload)[i - 1].arrival);
+    if (i > 0) {
+      EXPECT_GE(one.arrival, (*workload)[i - 1].arrival);
+    }
   }
   EXPECT_EQ(blocks.size(), 400u) << "prompts must not be shared";
   EXPECT_NEAR(workload->back().arrival, 50, 15);

@@ -43,7 +43,9 @@ TEST(Pressure, NoLivelock) {
     while (d.live() > 0 && steps < 6000) {
       for (int i = 0; i < 40; ++i, ++steps) d.Step();
       const std::int64_t now = d.scheduler().Stats().generated_tokens;
-      if (d.live() > 0) EXPECT_GT(now, before) << "no token in 40 turns";
+      if (d.live() > 0) {
+        EXPECT_GT(now, before) << "no token in 40 turns";
+      }
       before = now;
     }
     EXPECT_EQ(d.live(), 0);

@@ -190,9 +190,15 @@ TEST_P(RandomTest, NothingIsLost) {
     d.kv().Withhold(0);
     ASSERT_TRUE(d.Run(60'000)) << d.live() << " requests never end";
     for (auto& [id, c] : d.clients()) {
-      if (!c.error.ok()) EXPECT_EQ(c.error.code(), StatusCode::kOutOfMemory);
-      if (c.floor == d.kv().ceiling()) EXPECT_EQ(c.output, Expected(c)) << "exact request " << id;
-      if (c.facts && !c.cancelled) EXPECT_EQ(c.facts->tokens_below_16_bits, c.sampled_below) << id;
+      if (!c.error.ok()) {
+        EXPECT_EQ(c.error.code(), StatusCode::kOutOfMemory);
+      }
+      if (c.floor == d.kv().ceiling()) {
+        EXPECT_EQ(c.output, Expected(c)) << "exact request " << id;
+      }
+      if (c.facts && !c.cancelled) {
+        EXPECT_EQ(c.facts->tokens_below_16_bits, c.sampled_below) << id;
+      }
     }
     // Copies end, then everything is free or cached.
     for (int i = 0; i < 200; ++i) d.Step();
@@ -217,14 +223,30 @@ TEST_P(RandomTest, NothingIsLost) {
   EXPECT_GT(exact_tokens, 1000);
   EXPECT_GT(count(Reason::kAdmitCached), 0u) << line;
   const bool bends = setting.policy == KvPolicy::kElastic || setting.policy == KvPolicy::kPliant;
-  if (bends && setting.ceiling > 8) EXPECT_GT(count(Reason::kDemoteBase), 20u) << line;
-  if (bends && setting.floor == 4) EXPECT_GT(count(Reason::kDemoteDeep), 20u) << line;
-  if (bends) EXPECT_GT(low_tokens, 1000);
-  if (bends) EXPECT_GT(count(Reason::kRestore), 20u) << line;
-  if (setting.policy == KvPolicy::kOffload) EXPECT_GT(count(Reason::kOffload), 10u) << line;
-  if (setting.policy == KvPolicy::kFull) EXPECT_GT(count(Reason::kPreempt), 10u) << line;
-  if (setting.fail_in > 0) EXPECT_GT(count(Reason::kRestoreFailed), 10u) << line;
-  if (setting.fail_out > 0) EXPECT_GT(count(Reason::kWriteAheadFailed), 10u) << line;
+  if (bends && setting.ceiling > 8) {
+    EXPECT_GT(count(Reason::kDemoteBase), 20u) << line;
+  }
+  if (bends && setting.floor == 4) {
+    EXPECT_GT(count(Reason::kDemoteDeep), 20u) << line;
+  }
+  if (bends) {
+    EXPECT_GT(low_tokens, 1000);
+  }
+  if (bends) {
+    EXPECT_GT(count(Reason::kRestore), 20u) << line;
+  }
+  if (setting.policy == KvPolicy::kOffload) {
+    EXPECT_GT(count(Reason::kOffload), 10u) << line;
+  }
+  if (setting.policy == KvPolicy::kFull) {
+    EXPECT_GT(count(Reason::kPreempt), 10u) << line;
+  }
+  if (setting.fail_in > 0) {
+    EXPECT_GT(count(Reason::kRestoreFailed), 10u) << line;
+  }
+  if (setting.fail_out > 0) {
+    EXPECT_GT(count(Reason::kWriteAheadFailed), 10u) << line;
+  }
   if (std::getenv("PLIANT_SHOW_DECISIONS") != nullptr)
     std::printf("%s: %s\n", setting.name, line.c_str());
 }

@@ -109,8 +109,12 @@ TEST(Endpoints, StreamedChat) {
     text += choice["delta"].value("content", "");
     const bool last = i + 2 == events.size();
     EXPECT_EQ(choice["finish_reason"], last ? Json("stop") : Json(nullptr));
-    if (last) EXPECT_EQ(choice["delta"], Json::object());
-    if (i == 0) EXPECT_EQ(choice["delta"], Json::parse(R"({"role":"assistant","content":""})"));
+    if (last) {
+      EXPECT_EQ(choice["delta"], Json::object());
+    }
+    if (i == 0) {
+      EXPECT_EQ(choice["delta"], Json::parse(R"({"role":"assistant","content":""})"));
+    }
   }
   EXPECT_EQ(text, "Hey");
   // The connection lives on.

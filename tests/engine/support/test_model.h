@@ -15,7 +15,13 @@
 
 namespace pliant {
 
+// Not written as a braced temporary (TestModel model({.floor_bits = 8})): GCC 12 takes its strings for uninitialised ones.
 struct TestEngineOptions {
+  static const TestEngineOptions& Default() {
+    static const TestEngineOptions options;
+    return options;
+  }
+
   std::uint64_t kv_bytes = 64u << 20;
   int max_running = 32;
   int max_batch_tokens = 128;
@@ -79,7 +85,8 @@ class Collector {
 
 class TestModel {
  public:
-  explicit TestModel(const TestEngineOptions& options = {}) {
+  TestModel() : TestModel(TestEngineOptions::Default()) {}
+  explicit TestModel(const TestEngineOptions& options) {
     auto opened = Model::Open(std::string(PLIANT_TEST_DATA) + "/models/reckoner-q8_0.gguf");
     PLIANT_CHECK(opened.ok(), opened.status().message());
     model = *std::move(opened);

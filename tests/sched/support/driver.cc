@@ -166,8 +166,9 @@ std::vector<SampledToken> Driver::Forward(const StepPlan& plan) {
       worst = std::max(worst, level);
       digest = Mix(digest ^ level);
       // The sink is never demoted, not even in the prefix cache.
-      if (static_cast<std::int64_t>(b) * kBlockTokens < kv_->options().sink_tokens)
+      if (static_cast<std::int64_t>(b) * kBlockTokens < kv_->options().sink_tokens) {
         EXPECT_EQ(level, kv_->ceiling());
+      }
       if (static_cast<std::int64_t>(b + 1) * kBlockTokens > slice.context) {
         EXPECT_EQ(level, kv_->ceiling()) << "a block being written is not whole";
         for (int p = 0; p < kLevels[level].k; ++p)
@@ -254,7 +255,9 @@ bool Driver::Step() {
     flight_.push_back(std::move(plan));
   } else {
     EXPECT_EQ(plan.idle(), live() == 0);
-    if (!plan.idle()) EXPECT_GT(plan.wait(), 0);
+    if (!plan.idle()) {
+      EXPECT_GT(plan.wait(), 0);
+    }
   }
   while (!flight_.empty() && (flight_.size() > (options_.ahead ? 1u : 0u) || !ran)) SettleOldest();
   return ran;

@@ -82,9 +82,12 @@ void Scenario::Finish() {
   ASSERT_TRUE(d.Run(100'000)) << d.live() << " requests never end";
   for (const auto& [name, id] : names_) {
     const Driver::Client& c = d.client(id);
-    if (c.floor == d.kv().ceiling())
+    if (c.floor == d.kv().ceiling()) {
       EXPECT_TRUE(Exact(name)) << name << ": an exact request got other tokens";
-    if (!c.error.ok()) EXPECT_EQ(c.error.code(), StatusCode::kOutOfMemory) << name;
+    }
+    if (!c.error.ok()) {
+      EXPECT_EQ(c.error.code(), StatusCode::kOutOfMemory) << name;
+    }
   }
   for (int i = 0; i < 300; ++i) d.Step();
   const KvStats s = d.kv().Stats();
@@ -128,7 +131,9 @@ void Scenario::Command(const Words& w) {
     while (!refused_[w[1]] && !Holds(condition, &seen) && left-- > 0 &&
            !driver().client(names_.at(w[1])).done)
       driver().Step();
-    if (!hostile_.change) EXPECT_TRUE(Holds(condition, &seen)) << "it is " << seen;
+    if (!hostile_.change) {
+      EXPECT_TRUE(Holds(condition, &seen)) << "it is " << seen;
+    }
   } else if (c == "cancel") {
     if (need(2) && !refused_[w[1]]) driver().Cancel(names_.at(w[1]));
   } else if (c == "pressure") {
@@ -244,7 +249,9 @@ void Scenario::Admit(const Words& w, bool refuse) {
   const std::uint64_t id = names_.size() + refused_.size() + 1;
   const Status status = driver().Add(id, ask);
   if (refuse) {
-    if (!hostile_.change) EXPECT_EQ(StatusCodeName(status.code()), w[2]) << status.ToString();
+    if (!hostile_.change) {
+      EXPECT_EQ(StatusCodeName(status.code()), w[2]) << status.ToString();
+    }
     if (!status.ok()) return;
   } else if (!status.ok()) {
     // A hostile setting may make it too large, or the queue too long.
