@@ -9,6 +9,7 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 
+#include "base/host_memory.h"
 #include "base/size.h"
 #include "cli/progress.h"
 
@@ -31,15 +32,9 @@ Result<std::string> ReadFile(const std::string& path, std::size_t limit) {
   return text;
 }
 
-std::uint64_t MemoryAvailable() {
-  std::ifstream in("/proc/meminfo");
-  std::string key, unit;
-  std::uint64_t kib = 0;
-  while (in >> key >> kib) {
-    std::getline(in, unit);
-    if (key == "MemAvailable:") return kib * 1024;
-  }
-  return 0;
+std::uint64_t QuarterOfFreeMemory() {
+  constexpr std::uint64_t kWhenUnknown = std::uint64_t{4} << 30;
+  return AvailableHostMemory().value_or(kWhenUnknown) / 4;
 }
 
 Result<std::unique_ptr<Backend>> MakeBackend(const EngineFlags& flags) {
@@ -64,16 +59,16 @@ Result<KvOptions> MakeKvOptions(const EngineFlags& flags, const Backend& backend
     const DeviceInfo info = backend.Info();
     kv.memory_bytes = backend.Name() == "cuda"
                           ? static_cast<std::uint64_t>(static_cast<double>(info.memory_free) * 0.85)
-                          : std::min<std::uint64_t>(std::uint64_t{1} << 30, MemoryAvailable() / 4);
+                          : std::min<std::uint64_t>(std::uint64_t{1} << 30, QuarterOfFreeMemory());
   } else {
-    PLIANT_ASSIGN_OR_RETURN(kv.memory_bytes, ParseSize(flags.kv_memory).status().ok()
-                                                 ? ParseSize(flags.kv_memory)
-                                                 : ParseSize(flags.kv_memory).status().WithContext("--kv-memory"));
+    const Result<std::uint64_t> bytes = ParseSize(flags.kv_memory);
+    if (!bytes.ok()) return bytes.status().WithContext("--kv-memory");
+    kv.memory_bytes = *bytes;
   }
   PLIANT_ASSIGN_OR_RETURN(kv.policy, ParseKvPolicy(flags.policy));
   if (flags.exact_store == "auto") {
     // As much as the cache itself, out of host memory that is free: enough for every block to have an exact copy.
-    const std::uint64_t bytes = std::min<std::uint64_t>(kv.memory_bytes, MemoryAvailable() / 4);
+    const std::uint64_t bytes = std::min<std::uint64_t>(kv.memory_bytes, QuarterOfFreeMemory());
     if (kv.policy != KvPolicy::kFull) kv.store = {.kind = StoreSpec::Kind::kRam, .path = "", .bytes = bytes};
   } else {
     PLIANT_ASSIGN_OR_RETURN(kv.store, ParseStoreSpec(flags.exact_store));

@@ -5,6 +5,7 @@
 #include <future>
 #include <limits>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <thread>
 #include <utility>
@@ -17,6 +18,8 @@
 
 namespace pliant {
 namespace {
+
+constexpr Nanoseconds kOldStats = 100'000'000;
 
 // Carries requests to the engine thread and keeps what other threads may ask for: a copy of the stats, and the queue's length.
 class EngineImpl final : public Engine {
@@ -71,6 +74,7 @@ class EngineImpl final : public Engine {
 
   EngineStats Stats() const override {
     const std::lock_guard lock(mutex_);
+    stats_wanted_ = true;
     EngineStats stats = stats_;
     stats.waiting += static_cast<std::int64_t>(adds_.size());
     stats.requests_rejected += rejected_;
@@ -152,10 +156,18 @@ class EngineImpl final : public Engine {
     return true;
   }
 
+  // Statistics are summed up for others only when somebody has read the last ones, when they are old, and before the thread sleeps:
+  // at rest they are exact, and no step pays for a copy that nobody looks at.
   void Publish(Nanoseconds wait) {
-    EngineStats stats = loop_->Stats();
+    const Nanoseconds now = clock_.Now();
+    const bool due = wait != 0 || stats_wanted_.exchange(false) || now - stats_at_ > kOldStats;
+    std::optional<EngineStats> stats;
+    if (due) stats = loop_->Stats();
     const std::lock_guard lock(mutex_);
-    stats_ = stats;
+    if (stats) {
+      stats_ = *stats;
+      stats_at_ = now;
+    }
     wait_ = wait;
     not_started_ = loop_->not_started();
     live_ = loop_->live() + adds_.size();
@@ -179,7 +191,9 @@ class EngineImpl final : public Engine {
   std::int64_t rejected_ = 0;
   bool stop_ = false, draining_ = false, cancel_all_ = false;
 
-  Nanoseconds wait_ = -1;  // engine thread only
+  mutable std::atomic<bool> stats_wanted_{false};
+  Nanoseconds wait_ = -1, stats_at_ = 0;  // engine thread only
+  const Clock& clock_ = SystemClock::Instance();
   std::thread thread_;
 };
 

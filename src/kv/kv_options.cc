@@ -1,7 +1,6 @@
 #include "kv/kv_options.h"
 
-#include <charconv>
-#include <limits>
+#include "base/size.h"
 
 namespace pliant {
 
@@ -28,45 +27,12 @@ std::string_view KvPolicyName(KvPolicy policy) {
   return "?";
 }
 
-Result<std::uint64_t> ParseByteSize(std::string_view text) {
-  const auto refuse = [&](const char* why) {
-    return InvalidArgument(
-        "byte size '" + std::string(text.substr(0, 64)) + "' " + why +
-        ": expected a whole number with B, KiB, MiB, GiB, TiB, KB, MB, GB or TB");
-  };
-  std::uint64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error == std::errc::result_out_of_range) return refuse("is too large");
-  if (error != std::errc()) return refuse("is not a number");
-  const std::string_view unit = text.substr(static_cast<std::size_t>(end - text.data()));
-  static constexpr struct {
-    std::string_view name;
-    std::uint64_t factor;
-  } kUnits[] = {{"", 1},
-                {"B", 1},
-                {"KiB", 1ull << 10},
-                {"MiB", 1ull << 20},
-                {"GiB", 1ull << 30},
-                {"TiB", 1ull << 40},
-                {"KB", 1'000},
-                {"MB", 1'000'000},
-                {"GB", 1'000'000'000},
-                {"TB", 1'000'000'000'000}};
-  for (const auto& u : kUnits) {
-    if (unit != u.name) continue;
-    if (number > std::numeric_limits<std::uint64_t>::max() / u.factor)
-      return refuse("is too large");
-    return number * u.factor;
-  }
-  return refuse("has an unknown unit");
-}
-
 Result<StoreSpec> ParseStoreSpec(std::string_view text) {
   StoreSpec spec;
   if (text == "none") return spec;
   if (text.starts_with("ram:")) {
     spec.kind = StoreSpec::Kind::kRam;
-    PLIANT_ASSIGN_OR_RETURN(spec.bytes, ParseByteSize(text.substr(4)));
+    PLIANT_ASSIGN_OR_RETURN(spec.bytes, ParseSize(text.substr(4)));
     return spec;
   }
   if (text.starts_with("file:")) {
@@ -75,7 +41,7 @@ Result<StoreSpec> ParseStoreSpec(std::string_view text) {
     if (colon != std::string_view::npos && colon > 0) {
       spec.kind = StoreSpec::Kind::kFile;
       spec.path = std::string(text.substr(0, colon));
-      PLIANT_ASSIGN_OR_RETURN(spec.bytes, ParseByteSize(text.substr(colon + 1)));
+      PLIANT_ASSIGN_OR_RETURN(spec.bytes, ParseSize(text.substr(colon + 1)));
       return spec;
     }
   }

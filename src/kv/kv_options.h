@@ -30,8 +30,6 @@ struct StoreSpec {
   std::uint64_t bytes = 0;  // hard budget
 };
 Result<StoreSpec> ParseStoreSpec(std::string_view text);
-/// "512MiB", "1GiB", "1000000", "2GB" to bytes; refuses signs, fractions, overflow.
-Result<std::uint64_t> ParseByteSize(std::string_view text);
 
 struct KvOptions {
   std::uint64_t memory_bytes = std::uint64_t{1} << 30;  // plane pages on the device, one budget

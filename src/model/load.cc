@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "backend/dequant.h"
+#include "base/host_memory.h"
 #include "model/byte_source.h"
-#include "model/host_memory.h"
 #include "model/model.h"
 #include "model/weights.h"
 

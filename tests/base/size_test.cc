@@ -11,7 +11,8 @@ TEST(Size, ReadsWhatPeopleWrite) {
   EXPECT_EQ(ParseSize("64KiB").value(), 65536u);
   EXPECT_EQ(ParseSize("2GB").value(), 2000000000u);
   EXPECT_EQ(ParseSize("0").value(), 0u);
-  for (const char* bad : {"", "GiB", "-1GiB", "1XiB", "1GiBx", "nan", "inf", "1e300", "99999999TiB"}) {
+  for (const char* bad : {"", "GiB", "-1GiB", "1XiB", "1GiBx", "nan", "inf", "1e300", "99999999TiB", "0x10",
+                          "18446744073709551616"}) {
     EXPECT_EQ(ParseSize(bad).status().code(), StatusCode::kInvalidArgument) << bad;
   }
 }

@@ -145,17 +145,6 @@ TEST(BlockState, WhatMayNotHappen) {
   EXPECT_TRUE(IsLegal(BlockEvent::kLoad, f));
 }
 
-TEST(KvOptions, ParsesByteSizes) {
-  EXPECT_EQ(*ParseByteSize("0"), 0u);
-  EXPECT_EQ(*ParseByteSize("512MiB"), 512u << 20);
-  EXPECT_EQ(*ParseByteSize("2GB"), 2'000'000'000u);
-  EXPECT_EQ(*ParseByteSize("18446744073709551615"), ~0ull);
-  for (const char* bad :
-       {"", "-1", "1.5GiB", "GiB", "1 GiB", "18446744073709551616", "99999999TiB", "1XB", "0x10"}) {
-    EXPECT_EQ(ParseByteSize(bad).status().code(), StatusCode::kInvalidArgument) << bad;
-  }
-}
-
 TEST(KvOptions, ParsesStoresAndPolicies) {
   EXPECT_EQ(ParseStoreSpec("none")->kind, StoreSpec::Kind::kNone);
   const StoreSpec ram = *ParseStoreSpec("ram:4GiB");

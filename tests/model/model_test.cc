@@ -9,7 +9,6 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "model/host_memory.h"
 #include "model/support/gguf_builder.h"
 #include "model/vocabulary.h"
 
@@ -286,14 +285,6 @@ TEST(ByteVocabularyTest, CoversEveryByteOnce) {
   EXPECT_EQ(vocabulary.tokens[0xad], "\u0143");
   EXPECT_EQ(vocabulary.kinds[299], TokenKind::kUnused);
   EXPECT_FALSE(ByteVocabulary(256).ok());
-}
-
-TEST(HostMemoryTest, ReadsMeminfo) {
-  EXPECT_EQ(ParseMemAvailable("MemTotal:  8000 kB\nMemAvailable:    1234 kB\n"), 1234u * 1024);
-  EXPECT_EQ(ParseMemAvailable("MemTotal: 8000 kB\n"), std::nullopt);
-  EXPECT_EQ(ParseMemAvailable("MemAvailable: x"), std::nullopt);
-  ASSERT_TRUE(AvailableHostMemory().has_value());
-  EXPECT_GT(*AvailableHostMemory(), 1u << 20);
 }
 
 }  // namespace

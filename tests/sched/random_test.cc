@@ -23,7 +23,7 @@ struct Setting {
   int pool_blocks, store_blocks;
   int ceiling = 16, floor = 8;
   int delay = 0, fail_out = 0, fail_in = 0;
-  bool ahead = false, constant_hash = false, always = false;
+  bool ahead = false, constant_hash = false, always = false, reference = false;
 };
 
 constexpr Setting kSettings[] = {
@@ -101,6 +101,16 @@ constexpr Setting kSettings[] = {
      .store_blocks = 200,
      .floor = 4,
      .constant_hash = true},
+    {.name = "reference",
+     .policy = KvPolicy::kPliant,
+     .pool_blocks = 24,
+     .store_blocks = 200,
+     .floor = 4,
+     .delay = 2,
+     .fail_out = 5,
+     .fail_in = 3,
+     .ahead = true,
+     .reference = true},
 };
 
 /// How often each kind of decision was taken, over all seeds: a setting that never does what it is
@@ -108,15 +118,6 @@ constexpr Setting kSettings[] = {
 using Counts = std::array<std::uint64_t, static_cast<std::size_t>(Reason::kCount)>;
 
 class RandomTest : public ::testing::TestWithParam<Setting> {};
-
-/// What an ample pool gives: the driver's sampling, with the whole context in place.
-std::vector<std::int32_t> Expected(const Driver::Client& c) {
-  const std::size_t n = c.output.size();
-  std::vector<std::int32_t> out;
-  for (std::size_t i = 0; i < n; ++i)
-    out.push_back(testing::ExactToken(c.chain.at(c.prompt.size() - 1 + i)));
-  return out;
-}
 
 void CheckModel(Driver& d) {
   const KvStats s = d.kv().Stats();
@@ -130,7 +131,7 @@ TEST_P(RandomTest, NothingIsLost) {
   const Setting& setting = GetParam();
   Counts counts{};
   std::int64_t exact_tokens = 0, low_tokens = 0;
-  for (std::uint64_t seed = 1; seed <= 6; ++seed) {
+  for (std::uint64_t seed = 1; seed <= (setting.reference ? 2u : 6u); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937_64 random(seed * 7919);
     const auto upto = [&](std::int64_t n) {
@@ -152,6 +153,7 @@ TEST_P(RandomTest, NothingIsLost) {
                 .fail_every_out = setting.fail_out,
                 .fail_every_in = setting.fail_in};
     o.ahead = setting.ahead;
+    o.reference = setting.reference;
     o.constant_hash = setting.constant_hash;
     o.sched.max_running = 10;
     o.sched.max_batch_tokens = 48;
@@ -194,7 +196,7 @@ TEST_P(RandomTest, NothingIsLost) {
         EXPECT_EQ(c.error.code(), StatusCode::kOutOfMemory);
       }
       if (c.floor == d.kv().ceiling()) {
-        EXPECT_EQ(c.output, Expected(c)) << "exact request " << id;
+        EXPECT_TRUE(d.Exact(id)) << "exact request " << id;
       }
       if (c.facts && !c.cancelled) {
         EXPECT_EQ(c.facts->tokens_below_16_bits, c.sampled_below) << id;
@@ -220,7 +222,7 @@ TEST_P(RandomTest, NothingIsLost) {
   }
   RecordProperty("decisions", line);
   const auto count = [&](Reason r) { return counts[static_cast<std::size_t>(r)]; };
-  EXPECT_GT(exact_tokens, 1000);
+  EXPECT_GT(exact_tokens, setting.reference ? 200 : 1000);
   EXPECT_GT(count(Reason::kAdmitCached), 0u) << line;
   const bool bends = setting.policy == KvPolicy::kElastic || setting.policy == KvPolicy::kPliant;
   if (bends && setting.ceiling > 8) {

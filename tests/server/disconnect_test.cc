@@ -169,7 +169,7 @@ TEST(Disconnect, NoPermitIsLostOnAnyExit) {
     threads.emplace_back([&, t] {
       std::mt19937 random(static_cast<unsigned>(100 + t));
       HttpClient kept = test.Connect();
-      while (next.fetch_add(1) < 4000) {
+      while (next.fetch_add(1) < 10'000) {
         switch (random() % 8) {
           case 0:
             kept = test.Connect();

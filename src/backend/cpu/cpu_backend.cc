@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/host_memory.h"
 
 namespace pliant {
 namespace {
@@ -43,7 +44,7 @@ DeviceInfo CpuBackend::Info() const {
               (pool_.threads() == 1 ? " thread" : " threads");
   const auto page = static_cast<std::size_t>(std::max(0L, sysconf(_SC_PAGESIZE)));
   info.memory_total = page * static_cast<std::size_t>(std::max(0L, sysconf(_SC_PHYS_PAGES)));
-  info.memory_free = page * static_cast<std::size_t>(std::max(0L, sysconf(_SC_AVPHYS_PAGES)));
+  info.memory_free = static_cast<std::size_t>(AvailableHostMemory().value_or(0));
   return info;
 }
 

@@ -1,19 +1,20 @@
-// Runs a Scheduler and a KvManager over the fake backend as an engine would, and checks every byte
-// on the way. Each token's row in a page says which prefix it belongs to; "attention" reads every
-// resident plane of the whole context and fails the test when one byte is not what this very
-// sequence (or one with the same prefix, salt and precision mark) wrote.
+// Runs a Scheduler and a KvManager over a machine (machine.h) as an engine would, and checks every
+// plan and every byte on the way.
 #pragma once
 
 #include <deque>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "kv/kv_manager.h"
 #include "sched/scheduler.h"
 #include "sched/support/fake_backend.h"
+#include "sched/support/machine.h"
+#include "support/faulty_backend.h"
 
 namespace pliant::testing {
 
@@ -25,6 +26,7 @@ struct DriverOptions {
   std::int64_t pages = 0;        // when set: kv.memory_bytes for so many pages
   std::int64_t store_pages = 0;  // when set: a RAM store of so many pages
   bool constant_hash = false;    // every prefix hash collides
+  bool reference = false;        // a real model on the reference backend
   bool ahead = false;  // plan step N + 1 before step N is settled; step N runs as late as possible
   Nanoseconds step_time = 1'000'000;
   bool check_bytes =
@@ -36,18 +38,7 @@ class Driver {
   explicit Driver(DriverOptions options);
   ~Driver();
 
-  struct Client {
-    std::vector<std::int32_t> prompt, output;
-    std::vector<std::uint64_t> chain;  // chain[p]: hash of salt and tokens 0 .. p
-    std::string salt;
-    int min_bits = 0;
-    Level floor = 0;
-    std::int64_t stop_after = 0;  // finish (as a stop string would) after so many tokens; 0: never
-    bool done = false, cancelled = false;
-    Status error;
-    std::optional<RequestKvFacts> facts;
-    std::int64_t sampled_below = 0;
-  };
+  using Client = testing::Client;
   struct Ask {
     std::vector<std::int32_t> prompt;
     std::int64_t max_new = 1;
@@ -69,6 +60,8 @@ class Driver {
   bool AbandonStep();
 
   Client& client(std::uint64_t id) { return clients_.at(id); }
+  /// Its tokens are those of an ample pool.
+  bool Exact(std::uint64_t id) { return machine_->Exact(clients_.at(id), kv_->ceiling()); }
   std::map<std::uint64_t, Client>& clients() { return clients_; }
   Scheduler& scheduler() { return *scheduler_; }
   KvManager& kv() { return *kv_; }
@@ -82,12 +75,12 @@ class Driver {
   std::vector<SampledToken> Forward(const StepPlan& plan);
   void SettleOldest();
   void TakeEvents();
-  void CheckRow(const Client& c, const BlockView& view, std::int64_t position, Level* mark);
-  void WriteRow(const Client& c, const BlockView& view, std::int64_t position, Level mark);
+  Part PartOf(const StepBatch& batch, std::size_t index, const StepPlan::Entry& entry,
+              std::set<std::uint32_t>* written);
 
   DriverOptions options_;
   ManualClock clock_;
-  FakeBackend fake_;
+  std::unique_ptr<Machine> machine_;
   std::unique_ptr<FaultyBackend> faulty_;
   std::unique_ptr<KvManager> kv_;
   std::unique_ptr<Scheduler> scheduler_;
@@ -96,8 +89,6 @@ class Driver {
   std::int64_t steps_run_ = 0;
 };
 
-/// The token that is sampled after a prefix when its whole context is in place at the ceiling.
-std::int32_t ExactToken(std::uint64_t chain);
 /// n tokens that depend on `seed` only.
 std::vector<std::int32_t> Tokens(std::int64_t n, std::uint64_t seed);
 

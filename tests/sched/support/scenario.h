@@ -45,6 +45,7 @@ namespace pliant::testing {
 struct Hostile {
   std::string name;
   std::function<void(DriverOptions&)> change;  // empty: as written
+  bool reference = false;                      // on the reference backend, with a real model
 };
 const std::vector<Hostile>& HostileSettings();
 

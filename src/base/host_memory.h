@@ -1,4 +1,4 @@
-// Room: model. How much memory this process may still take. Any thread.
+// Room: base. How much memory this process may still take. Any thread.
 #pragma once
 
 #include <cstdint>

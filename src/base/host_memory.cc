@@ -1,5 +1,5 @@
-// Room: model. Available memory from /proc and the cgroup.
-#include "model/host_memory.h"
+// Room: base. Available memory from /proc and the cgroup.
+#include "base/host_memory.h"
 
 #include <algorithm>
 #include <charconv>
