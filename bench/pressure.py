@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Serving under KV pressure: the real server, several policies in one run, alternating.
+"""Serving under KV pressure: the real server, several policies in one run.
 
-Starts one `pliant serve` a policy, each with a KV pool for about --sequences of the requests, and plays the same requests against
-each in turn: --clients clients, prompts of 1,000 to 2,000 made-up tokens, every client at its own random times (a Poisson process;
-a client whose last answer is not done yet asks as soon as it is). Time to first token is measured at the client from the moment it
-sends. --sweep plays several loads, to find the one at which a policy saturates; --ample repeats the last load with memory for all.
+Starts one `pliant serve` a policy, each with a KV pool for about --sequences of the mean request, and plays the same requests
+against each in turn: they arrive at random times (a Poisson process of --rate a second), each is sent by the first of --clients
+clients that is free, prompts are 1,000 to 2,000 made-up tokens. Time to first token is measured at the client from the moment it
+sends. --sweep plays several loads, to find the one at which a policy saturates; --sequences 36 makes memory ample.
 
-    python3 bench/pressure.py --rate 0.6
-    python3 bench/pressure.py --sweep 0.3,0.45,0.6,0.9 --policies full,elastic --rounds 1
+    python3 bench/pressure.py                                                       (about 5 minutes on two cores)
+    python3 bench/pressure.py --sequences 36 --policies full,elastic                (ample memory)
+    python3 bench/pressure.py --sweep 0.3,0.4,0.5 --policies full,elastic,pliant:4
 """
 import argparse
 import asyncio
@@ -25,17 +26,13 @@ COUNTERS = ["preemptions", "kv_offloads", "kv_demotions", "kv_restores", "tokens
 
 
 def make_plan(args, rate, seed):
-    """For each client its requests: (seconds from the start, prompt, output tokens). The same for every policy."""
+    """The requests in order: (seconds from the start, prompt, output tokens). The same for every policy."""
     rng = random.Random(seed)
-    plan = []
-    for _ in range(args.clients):
-        at, asks = 0.0, []
-        for _ in range(args.requests):
-            at += rng.expovariate(rate / args.clients)
-            length = rng.randint(args.prompt[0], args.prompt[1])
-            prompt = [rng.randrange(1000, args.vocabulary) for _ in range(length)]
-            asks.append((at, prompt, rng.randint(args.output[0], args.output[1])))
-        plan.append(asks)
+    at, plan = 0.0, []
+    for _ in range(args.requests):
+        at += rng.expovariate(rate)
+        prompt = [rng.randrange(1000, args.vocabulary) for _ in range(rng.randint(*args.prompt))]
+        plan.append((at, prompt, rng.randint(*args.output)))
     return plan
 
 
@@ -106,13 +103,15 @@ async def ask(port, prompt, output, part):
     part.lowest = min(part.lowest, usage["kv"]["lowest_k_bits"], usage["kv"]["lowest_v_bits"])
 
 
-async def play(port, plan):
+async def play(port, plan, clients):
     part = Part()
     before = await serving.metrics(port)
     start = time.monotonic()
 
-    async def client(asks):
-        for at, prompt, output in asks:
+    todo = iter(plan)
+
+    async def client():
+        for at, prompt, output in todo:  # shared: each takes the next
             await asyncio.sleep(max(0.0, start + at - time.monotonic()))
             await ask(port, prompt, output, part)
 
@@ -124,7 +123,7 @@ async def play(port, plan):
             await asyncio.sleep(0.25)
 
     watcher = asyncio.create_task(watch())
-    await asyncio.gather(*(client(asks) for asks in plan))
+    await asyncio.gather(*(client() for _ in range(clients)))
     part.seconds = time.monotonic() - start
     watcher.cancel()
     after = await serving.metrics(port)
@@ -191,7 +190,7 @@ def measure(args, policies, pool, rate, folder, label):
             plan = make_plan(args, rate, args.seed + index)
             order = policies if index % 2 == 0 else policies[::-1]
             for name in order:
-                part = asyncio.run(play(servers[name].port, plan))
+                part = asyncio.run(play(servers[name].port, plan, args.clients))
                 print(f"round {index + 1}, {name}: {part.seconds:.0f} s, mean TTFT {serving.mean(part.ttft):.2f} s",
                       file=sys.stderr, flush=True)
                 parts[name].add(part)
@@ -213,17 +212,16 @@ def main():
     parser.add_argument("--pliant", default=os.path.join(ROOT, "build/release/pliant"))
     parser.add_argument("--model", nargs="*", default=[], help="path and options of the model (default: SmolLM2)")
     parser.add_argument("--vocabulary", type=int, default=49000, help="prompt token ids are below this")
-    parser.add_argument("--policies", default="full,offload,elastic,pliant:4",
+    parser.add_argument("--policies", default="full,offload,elastic",
                         help="in the order of the table; NAME:BITS sets --kv-floor")
     parser.add_argument("--clients", type=int, default=24)
-    parser.add_argument("--requests", type=int, default=2, help="of each client, a round")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--requests", type=int, default=32, help="a round")
+    parser.add_argument("--rounds", type=int, default=1, help="each in the other order")
     parser.add_argument("--prompt", type=pair, default=(1000, 2000))
-    parser.add_argument("--output", type=pair, default=(150, 350))
+    parser.add_argument("--output", type=pair, default=(600, 900))
     parser.add_argument("--sequences", type=float, default=6, help="of the mean request, that the pool holds at 16 bits")
-    parser.add_argument("--rate", type=float, default=0.6, help="requests a second, of all clients")
+    parser.add_argument("--rate", type=float, default=0.45, help="requests a second")
     parser.add_argument("--sweep", default="", help="several rates in place of one")
-    parser.add_argument("--ample", action="store_true", help="also with memory for all clients, full against elastic")
     parser.add_argument("--exact-store", default="ram:1GiB")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", default="")
@@ -236,10 +234,6 @@ def main():
             label = (f"{rate} requests/s, {args.clients} clients, pool {args.sequences * each / 2**20:.0f} MiB "
                      f"({args.sequences:g} mean requests)")
             out[f"rate {rate}"] = measure(args, policies, int(args.sequences * each), rate, folder, label)
-        if args.ample:
-            few = [name for name in policies if name.partition(":")[0] in ("full", "elastic", "pliant")]
-            pool = int(1.5 * args.clients * each)
-            out["ample"] = measure(args, few, pool, rate, folder, f"{rate} requests/s, ample: {pool / 2**20:.0f} MiB")
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
             json.dump(out, file, indent=1)
