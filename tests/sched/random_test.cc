@@ -101,6 +101,7 @@ constexpr Setting kSettings[] = {
      .store_blocks = 200,
      .floor = 4,
      .constant_hash = true},
+#if !defined(__SANITIZE_THREAD__)  // it has one thread, and takes long
     {.name = "reference",
      .policy = KvPolicy::kPliant,
      .pool_blocks = 24,
@@ -111,6 +112,7 @@ constexpr Setting kSettings[] = {
      .fail_in = 3,
      .ahead = true,
      .reference = true},
+#endif
 };
 
 /// How often each kind of decision was taken, over all seeds: a setting that never does what it is

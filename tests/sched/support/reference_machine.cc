@@ -26,8 +26,8 @@ constexpr std::uint32_t kOraclePages = 128 * 2 * kPlanes;
 std::unique_ptr<Model> OpenTinyModel() {
   const std::string path =
       ::testing::TempDir() + "pliant_tiny_" + std::to_string(getpid()) + ".json";
-  const std::string config = R"({"model_type": "llama", "vocab_size": 96, "hidden_size": 64,
-      "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+  const std::string config = R"({"model_type": "llama", "vocab_size": 96, "hidden_size": 32,
+      "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 1,
       "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 65536,
       "tie_word_embeddings": true})";
   const std::string folder = path + ".d";

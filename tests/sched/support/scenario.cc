@@ -32,27 +32,29 @@ bool Compare(std::int64_t a, const std::string& op, std::int64_t b) {
 
 const std::vector<Hostile>& HostileSettings() {
   static const std::vector<Hostile> settings = {
-      {"as_written", {}},
-      {"tiny_pool", [](DriverOptions& o) { o.pages = std::max<std::int64_t>(32, o.pages / 3); }},
-      {"always_demote", [](DriverOptions& o) { o.kv.always_demote = true; }},
-      {"no_store", [](DriverOptions& o) { o.store_pages = 0; }},
-      {"tiny_store",
-       [](DriverOptions& o) { o.store_pages = std::min<std::int64_t>(o.store_pages, 9); }},
-      {"slow_copies", [](DriverOptions& o) { o.faults.delay_polls = 7; }},
-      {"failing_copies",
-       [](DriverOptions& o) { o.faults.fail_every_out = 2, o.faults.fail_every_in = 2; }},
-      {"all_copies_fail",
-       [](DriverOptions& o) { o.faults.fail_every_out = 1, o.faults.fail_every_in = 1; }},
-      {"ahead", [](DriverOptions& o) { o.ahead = true, o.faults.delay_polls += 2; }},
-      // A real model on the reference backend: as written, and with much of the above at once.
-      {"reference", {}, true},
-      {"reference_hostile",
-       [](DriverOptions& o) {
-         o.pages = std::max<std::int64_t>(32, o.pages / 2);
-         o.ahead = true;
-         o.faults = {.delay_polls = 3, .fail_every_out = 5, .fail_every_in = 3};
-       },
-       true},
+    {"as_written", {}},
+    {"tiny_pool", [](DriverOptions& o) { o.pages = std::max<std::int64_t>(32, o.pages / 3); }},
+    {"always_demote", [](DriverOptions& o) { o.kv.always_demote = true; }},
+    {"no_store", [](DriverOptions& o) { o.store_pages = 0; }},
+    {"tiny_store",
+     [](DriverOptions& o) { o.store_pages = std::min<std::int64_t>(o.store_pages, 9); }},
+    {"slow_copies", [](DriverOptions& o) { o.faults.delay_polls = 7; }},
+    {"failing_copies",
+     [](DriverOptions& o) { o.faults.fail_every_out = 2, o.faults.fail_every_in = 2; }},
+    {"all_copies_fail",
+     [](DriverOptions& o) { o.faults.fail_every_out = 1, o.faults.fail_every_in = 1; }},
+    {"ahead", [](DriverOptions& o) { o.ahead = true, o.faults.delay_polls += 2; }},
+#if !defined(__SANITIZE_THREAD__)  // it has one thread, and takes long
+    // A real model on the reference backend: as written, and with much of the above at once.
+    {"reference", {}, true},
+    {"reference_hostile",
+     [](DriverOptions& o) {
+       o.pages = std::max<std::int64_t>(32, o.pages / 2);
+       o.ahead = true;
+       o.faults = {.delay_polls = 3, .fail_every_out = 5, .fail_every_in = 3};
+     },
+     true},
+#endif
   };
   return settings;
 }
