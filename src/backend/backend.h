@@ -94,6 +94,21 @@ struct DeviceInfo {
   std::size_t memory_free;
 };
 
+/// K's static code, [layers][kv_heads][head_dim] each. K is stored as (K - center) / scale. Reading multiplies the query by
+/// `scale`, once; `center` needs no undoing: it adds one and the same number to all logits of a query, which softmax ignores.
+struct KeyCode {
+  std::vector<float> scale;   // finite, above 0; the two channels of a RoPE pair are equal
+  std::vector<float> center;  // finite
+
+  bool operator==(const KeyCode&) const = default;
+};
+
+/// What calibration needs to know of a text's keys and queries, by channel after RoPE. [layers][kv_heads][head_dim], empty while off.
+struct ChannelStatistics {
+  std::vector<float> key_min, key_max;  // over rows
+  std::vector<double> query_energy;     // sum of Q^2 over rows and the query heads that share the KV head
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -118,11 +133,11 @@ class Backend {
   virtual std::size_t PageBytes(const KvGeometry& geometry) const = 0;
   /// Reserves `pages` pages, ids 0 .. pages - 1, contents undefined. Once.
   virtual Status AllocatePages(const KvGeometry& geometry, std::uint32_t pages) = 0;
-  /// Sets K's static channel scale [layers][kv_heads][head_dim], all > 0; the two channels of a RoPE pair are equal. Default 1.
-  virtual Status SetChannelScales(std::span<const float> channel) = 0;
-  /// While on, QkvToCache records the largest |K| of each channel (after RoPE); reading turns it off. For calibration at load.
-  virtual void StartKeyMaxima() = 0;
-  virtual std::vector<float> TakeKeyMaxima() = 0;  // [layers][kv_heads][head_dim]
+  /// How K is coded from now on (see KeyCode). Default: scale 1, centre 0.
+  virtual Status SetKeyCode(const KeyCode& code) = 0;
+  /// While on, QkvToCache adds up ChannelStatistics; reading turns it off. For calibration at load.
+  virtual void StartChannelStatistics() = 0;
+  virtual ChannelStatistics TakeChannelStatistics() = 0;
 
   // ---- one step -----------------------------------------------------------------------------------------------------------
   virtual Status BeginStep(const StepBatch& batch) = 0;

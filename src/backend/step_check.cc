@@ -1,5 +1,6 @@
 #include "backend/step_check.h"
 
+#include <cmath>
 #include <string>
 
 namespace pliant {
@@ -72,6 +73,21 @@ Status CheckStepBatch(const StepBatch& batch, std::uint32_t pages) {
                              Number(next_row) + " rows");
     }
     last = row;
+  }
+  return {};
+}
+
+Status CheckKeyCode(const KeyCode& code, std::size_t channels) {
+  if (channels == 0 || code.scale.size() != channels || code.center.size() != channels) {
+    return InvalidArgument("key code: " + std::to_string(code.scale.size()) + " scales and " +
+                           std::to_string(code.center.size()) + " centers, " +
+                           std::to_string(channels) + " expected");
+  }
+  for (std::size_t i = 0; i < channels; ++i) {
+    if (!(code.scale[i] > 0) || !std::isfinite(code.scale[i]) || !std::isfinite(code.center[i])) {
+      return InvalidArgument("key code: channel " + std::to_string(i) +
+                             " is not finite, or its scale not above 0");
+    }
   }
   return {};
 }

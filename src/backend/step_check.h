@@ -22,6 +22,9 @@ constexpr int ResidentPlanes(const std::array<PageId, kPlanes>& pages) {
 /// number at fault.
 Status CheckStepBatch(const StepBatch& batch, std::uint32_t pages);
 
+/// OK when `code` has `channels` scales and centers as KeyCode says.
+Status CheckKeyCode(const KeyCode& code, std::size_t channels);
+
 /// OK when every page id is below `pages` and every host pointer is set.
 Status CheckCopies(std::span<const PageCopy> copies, std::uint32_t pages);
 

@@ -8,6 +8,28 @@ namespace pliant {
 namespace {
 
 constexpr std::size_t kMaxTokens = 512;
+// A channel that the text's queries hardly use is still used by others.
+constexpr double kLeastUse = 1e-4;
+constexpr double kLeastScale = 1e-12;
+
+/// Runs `tokens` as a sequence of their own whose first stands at position `first`.
+Status Read(Backend& backend, Model& model, std::span<const TokenId> tokens, std::int32_t first,
+            std::span<const BlockView> blocks, int max_rows) {
+  for (std::size_t done = 0; done < tokens.size();) {
+    const std::size_t rows = std::min<std::size_t>(tokens.size() - done, max_rows);
+    std::vector<std::int32_t> positions(rows);
+    std::iota(positions.begin(), positions.end(), first + static_cast<std::int32_t>(done));
+    const SequenceSlice slice{.first_row = 0,
+                              .rows = static_cast<std::int32_t>(rows),
+                              .context = static_cast<std::int32_t>(done),
+                              .first_block = 0,
+                              .blocks = static_cast<std::int32_t>((done + rows + kBlockTokens - 1) / kBlockTokens)};
+    PLIANT_RETURN_IF_ERROR(
+        model.Forward(backend, {tokens.subspan(done, rows), positions, std::span(&slice, 1), blocks, {}}));
+    done += rows;
+  }
+  return Status::Ok();
+}
 
 }  // namespace
 
@@ -29,16 +51,33 @@ std::string_view CalibrationText() {
          "By the time the lighthouse went dark the whole village knew what the morning had brought, and nobody spoke of anything else.";
 }
 
-std::vector<float> ChannelScales(const KvGeometry& geometry, std::vector<float> maxima) {
-  const int half = geometry.head_dim / 2;
-  for (std::size_t unit = 0; unit < geometry.Units(); ++unit) {
-    float* row = maxima.data() + unit * geometry.head_dim;
-    for (int i = 0; i < half; ++i) {
-      const float pair = std::max(row[i], row[i + half]);
-      row[i] = row[i + half] = std::isfinite(pair) && pair > 1e-20f ? pair : 1.0f;
+KeyCode KeyCodeFor(const KvGeometry& geometry, const ChannelStatistics& statistics) {
+  const std::size_t dim = geometry.head_dim, half = dim / 2;
+  KeyCode code{std::vector<float>(geometry.Units() * dim, 1.0f), std::vector<float>(geometry.Units() * dim, 0.0f)};
+  std::vector<double> scales(half);
+  for (std::size_t first = 0; first < code.scale.size(); first += dim) {
+    const float* least = statistics.key_min.data() + first;
+    const float* most = statistics.key_max.data() + first;
+    const double* energy = statistics.query_energy.data() + first;
+    const double mean_energy = std::accumulate(energy, energy + dim, 0.0) / static_cast<double>(dim);
+    double largest = 0;
+    for (std::size_t i = 0; i < half; ++i) {
+      const double range = std::max(double{most[i]} - least[i], double{most[i + half]} - least[i + half]);
+      const double use = std::max((energy[i] + energy[i + half]) / (2 * mean_energy), kLeastUse);
+      scales[i] = range / 2 * std::pow(use, -1.0 / 8);
+      if (std::isfinite(scales[i])) largest = std::max(largest, scales[i]);
+    }
+    for (std::size_t i = 0; i < half; ++i) {
+      const double relative = scales[i] / largest;
+      if (!std::isfinite(relative) || relative < kLeastScale) continue;
+      for (const std::size_t c : {i, i + half}) {
+        code.scale[first + c] = static_cast<float>(relative);
+        const float center = least[c] / 2 + most[c] / 2;
+        code.center[first + c] = std::isfinite(center) ? center : 0.0f;
+      }
     }
   }
-  return maxima;
+  return code;
 }
 
 Status Calibrate(Backend& backend, Model& model, const Tokenizer& tokenizer, std::uint32_t pages, int max_rows) {
@@ -52,21 +91,14 @@ Status Calibrate(Backend& backend, Model& model, const Tokenizer& tokenizer, std
     for (PageId& page : block.k) page = PageId(next++);
     for (PageId& page : block.v) page = PageId(next++);
   }
-  backend.StartKeyMaxima();
-  for (std::size_t done = 0; done < tokens.size();) {
-    const std::size_t rows = std::min<std::size_t>(tokens.size() - done, max_rows);
-    std::vector<std::int32_t> positions(rows);
-    std::iota(positions.begin(), positions.end(), static_cast<std::int32_t>(done));
-    const SequenceSlice slice{.first_row = 0,
-                              .rows = static_cast<std::int32_t>(rows),
-                              .context = static_cast<std::int32_t>(done),
-                              .first_block = 0,
-                              .blocks = static_cast<std::int32_t>((done + rows + kBlockTokens - 1) / kBlockTokens)};
-    PLIANT_RETURN_IF_ERROR(model.Forward(
-        backend, {std::span(tokens).subspan(done, rows), positions, std::span(&slice, 1), blocks, {}}));
-    done += rows;
+  backend.StartChannelStatistics();
+  const auto length = static_cast<std::int32_t>(tokens.size());
+  const std::int32_t last = std::min(static_cast<std::int32_t>(model.config().context_length), kCalibrationContext) - length;
+  for (int place = 0; place < kCalibrationPlaces; ++place) {
+    PLIANT_RETURN_IF_ERROR(
+        Read(backend, model, tokens, last * place / (kCalibrationPlaces - 1), blocks, max_rows));
   }
-  return backend.SetChannelScales(ChannelScales(model.config().Kv(), backend.TakeKeyMaxima()));
+  return backend.SetKeyCode(KeyCodeFor(model.config().Kv(), backend.TakeChannelStatistics()));
 }
 
 }  // namespace pliant

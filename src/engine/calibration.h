@@ -11,15 +11,22 @@
 
 namespace pliant {
 
+inline constexpr int kCalibrationPlaces = 4;
+/// Positions beyond are not calibrated for: few requests reach them, and what reaches them only loses some of the gain.
+inline constexpr int kCalibrationContext = 8192;
+
 /// The text that is read: English, code, numbers and other scripts in a few hundred tokens.
 std::string_view CalibrationText();
 
-/// From the largest |K| of each channel to its scale: the two channels of a RoPE pair (i, i + head_dim / 2) share the larger;
-/// channels that stayed at zero, or were not finite, get 1.
-std::vector<float> ChannelScales(const KvGeometry& geometry, std::vector<float> maxima);
+/// How K is coded, from what a text's keys and queries were like. The center of a channel is the middle of its range. Its scale is
+/// half the range, the larger of a RoPE pair (i, i + head_dim / 2), divided by the eighth root of the queries' energy in the pair:
+/// what queries use more gets a finer step. Relative to the head's largest scale. Measured against the plain maximum of |K|:
+/// docs/quality.md. Channels that did not move, or were not finite, get scale 1 and center 0.
+KeyCode KeyCodeFor(const KvGeometry& geometry, const ChannelStatistics& statistics);
 
-/// Runs the text (as much of it as `pages` hold and `max_rows` allow a step) and sets the backend's channel scales. The pages'
-/// contents are undefined afterwards; no request may hold any yet.
+/// Runs the text (as much of it as `pages` hold) at kCalibrationPlaces positions spread over the context, since RoPE turns the slow
+/// channels' range as positions grow, and sets the backend's key code. `max_rows` rows a step. The pages' contents are undefined
+/// afterwards; no request may hold any yet.
 Status Calibrate(Backend& backend, Model& model, const Tokenizer& tokenizer, std::uint32_t pages, int max_rows);
 
 }  // namespace pliant

@@ -199,8 +199,11 @@ TEST_P(CpuKvLevel, WritesWhatTheReferenceWrites) {
       std::vector<float> q_norm(dim), k_norm(dim), channel(shape.kv_heads * dim);
       for (int i = 0; i < dim; ++i) q_norm[i] = 1 + 0.01f * i, k_norm[i] = 2 - 0.01f * i;
       for (std::size_t i = 0; i < channel.size(); ++i) channel[i] = 0.5f + 0.1f * (i % (dim / 2));
-      ASSERT_TRUE(c.kv().SetChannelScales(channel).ok());
-      ASSERT_TRUE(c.ref().SetChannelScales(channel).ok());
+      std::vector<float> center(channel.size());
+      for (std::size_t i = 0; i < center.size(); ++i)
+        center[i] = 0.3f * (static_cast<int>(i % 7) - 3);
+      ASSERT_TRUE(c.kv().SetKeyCode({channel, center}).ok());
+      ASSERT_TRUE(c.ref().SetKeyCode({channel, center}).ok());
       RopeTable rope = Rope(dim);
       if (planes.k == 3) rope.inv_freq.resize(dim / 4);  // the rest of the head is not turned
 
@@ -324,14 +327,14 @@ TEST_P(CpuKvLevel, OneRowLeavesItsNeighboursAlone) {
   EXPECT_GT(changed, 400u);  // of 8 planes * 2 heads * 32 bytes
 }
 
-TEST_P(CpuKvLevel, KeyMaximaAreTheReferences) {
+TEST_P(CpuKvLevel, ChannelStatisticsAreTheReferences) {
   const Shape shape{4, 2, 64, 2};
   Case c(GetParam(), shape, 32);
   const std::vector<BlockView> blocks = {c.maker().Block({}), c.maker().Block({})};
   OwnedStep step;
   step.Add(0, 40, blocks);
-  c.kv().StartKeyMaxima();
-  c.ref().StartKeyMaxima();
+  c.kv().StartChannelStatistics();
+  c.ref().StartChannelStatistics();
   ASSERT_TRUE(c.kv().BeginStep(step.Batch()).ok());
   for (int layer = 0; layer < 2; ++layer) {
     std::vector<float> qkv = KvLikeData(40, shape.Columns(), c.random());
@@ -342,10 +345,17 @@ TEST_P(CpuKvLevel, KeyMaximaAreTheReferences) {
                        {r, std::span(same).subspan(r * shape.Columns(), shape.Columns()), {}});
     }
   }
-  const std::vector<float> got = c.kv().TakeKeyMaxima();
-  EXPECT_THAT(got, testing::Pointwise(testing::FloatNear(1e-4f), c.ref().TakeKeyMaxima()));
-  EXPECT_EQ(got.size(), 2u * 2 * 64);
-  EXPECT_TRUE(c.kv().TakeKeyMaxima().empty());
+  const ChannelStatistics got = c.kv().TakeChannelStatistics(),
+                          want = c.ref().TakeChannelStatistics();
+  ASSERT_EQ(got.key_min.size(), 2u * 2 * 64);
+  ASSERT_EQ(got.key_max.size(), 2u * 2 * 64);
+  ASSERT_EQ(got.query_energy.size(), 2u * 2 * 64);
+  for (std::size_t i = 0; i < got.key_min.size(); ++i) {
+    EXPECT_NEAR(got.key_min[i], want.key_min[i], 1e-4) << i;
+    EXPECT_NEAR(got.key_max[i], want.key_max[i], 1e-4) << i;
+    EXPECT_NEAR(got.query_energy[i] / want.query_energy[i], 1, 1e-4) << i;
+  }
+  EXPECT_TRUE(c.kv().TakeChannelStatistics().key_min.empty());
 }
 
 // ---- attention against the reference
@@ -536,7 +546,7 @@ void AddCacheErrors(const std::string& level, int dim, int seed, CacheErrors& er
     }
   }
   std::copy_n(&qkv[(kTokens - 1) * 3 * dim], dim, q.begin());
-  ASSERT_TRUE(c.kv().SetChannelScales(channel).ok());
+  ASSERT_TRUE(c.kv().SetKeyCode({channel, std::vector<float>(dim, 0.f)}).ok());
   ASSERT_TRUE(c.kv().BeginStep(step.Batch()).ok());
   c.kv().QkvToCache({0, 1, {}, {}, 0}, {}, {qkv.data(), shape.Columns()});
   const std::vector<float> got = c.Attend(step, qkv);
@@ -697,9 +707,15 @@ TEST(CpuKvPages, RefuseWhatCannotBe) {
   // A refusal changes nothing.
   EXPECT_TRUE(kv->AllocatePages({1, 1, 64}, 8).ok());
   EXPECT_EQ(kv->AllocatePages({1, 1, 64}, 8).code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(kv->SetChannelScales(std::vector<float>(63, 1.f)).code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(kv->SetChannelScales(std::vector<float>(64, -1.f)).code(),
+  const std::vector<float> zeros(64, 0.f), ones(64, 1.f);
+  EXPECT_EQ(kv->SetKeyCode({std::vector<float>(63, 1.f), zeros}).code(),
             StatusCode::kInvalidArgument);
+  EXPECT_EQ(kv->SetKeyCode({ones, {}}).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(kv->SetKeyCode({std::vector<float>(64, -1.f), zeros}).code(),
+            StatusCode::kInvalidArgument);
+  EXPECT_EQ(kv->SetKeyCode({ones, std::vector<float>(64, NAN)}).code(),
+            StatusCode::kInvalidArgument);
+  EXPECT_TRUE(kv->SetKeyCode({ones, zeros}).ok());
   OwnedStep step;
   PageMaker maker(9);
   step.Add(0, 1, {maker.Block({}), maker.Block({0, 0})});

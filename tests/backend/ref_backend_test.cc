@@ -225,30 +225,49 @@ TEST_F(RefAttention, ChannelScalesCancel) {
   for (int h = 0; h < 2; ++h) {
     for (int c = 0; c < 16; ++c) channel[h * 32 + c] = channel[h * 32 + 16 + c] = 0.25f + 0.3f * c;
   }
-  ASSERT_TRUE(backend_->SetChannelScales(channel).ok());
+  const std::vector<float> zeros(64, 0.f);
+  ASSERT_TRUE(backend_->SetKeyCode({channel, zeros}).ok());
   EXPECT_THAT(Run(qkv, 0.1f), testing::Pointwise(testing::FloatNear(3e-3f), plain));
-  EXPECT_FALSE(backend_->SetChannelScales(std::vector<float>(63, 1.f)).ok());
-  EXPECT_FALSE(backend_->SetChannelScales(std::vector<float>(64, 0.f)).ok());
-  EXPECT_FALSE(backend_->SetChannelScales(std::vector<float>(64, NAN)).ok());
+  EXPECT_FALSE(backend_->SetKeyCode({std::vector<float>(63, 1.f), zeros}).ok());
+  EXPECT_FALSE(backend_->SetKeyCode({std::vector<float>(64, 0.f), zeros}).ok());
+  EXPECT_FALSE(backend_->SetKeyCode({std::vector<float>(64, NAN), zeros}).ok());
 }
 
-TEST_F(RefAttention, KeyMaximaAreTakenAfterRope) {
-  std::mt19937 random(8);
+TEST_F(RefAttention, CentersCancel) {
+  std::mt19937 random(7);
+  const std::vector<float> qkv = KvLikeData(37, kColumns, random);
+  const std::vector<float> plain = Run(qkv, 0.1f);
+  std::vector<float> center(2 * 32);
+  for (int i = 0; i < 64; ++i) center[i] = 0.2f * (i % 9 - 4);
+  ASSERT_TRUE(backend_->SetKeyCode({std::vector<float>(64, 1.f), center}).ok());
+  EXPECT_THAT(Run(qkv, 0.1f), testing::Pointwise(testing::FloatNear(3e-3f), plain));
+  EXPECT_FALSE(backend_->SetKeyCode({std::vector<float>(64, 1.f), {}}).ok());
+  EXPECT_FALSE(
+      backend_->SetKeyCode({std::vector<float>(64, 1.f), std::vector<float>(64, INFINITY)}).ok());
+}
+
+TEST_F(RefAttention, ChannelStatisticsAreTakenAfterRope) {
   std::vector<float> qkv(kColumns, 0.f);
-  qkv[kHeads * 32 + 3] = 2;  // K head 0, pair (3, 19), position 0: not rotated
-  backend_->StartKeyMaxima();
-  Run(qkv, 1.f);
-  std::vector<float> expected(64, 0.f);
-  expected[3] = 2;
-  EXPECT_EQ(backend_->TakeKeyMaxima(), expected);
-  std::vector<float> two = qkv;
+  qkv[kHeads * 32 + 3] = 2;      // K head 0, pair (3, 19)
+  qkv[32 + 4] = 3;               // Q head 1 (of KV head 0), pair (4, 20)
+  std::vector<float> two = qkv;  // positions 0, not rotated, and 1
   two.insert(two.end(), qkv.begin(), qkv.end());
-  backend_->StartKeyMaxima();
+  backend_->StartChannelStatistics();
   Run(two, 1.f);
-  expected[19] = 2 * std::sin(0.1f);
-  EXPECT_THAT(backend_->TakeKeyMaxima(), testing::Pointwise(testing::FloatNear(1e-6f), expected));
+  const ChannelStatistics got = backend_->TakeChannelStatistics();
+  std::vector<float> most(64);
+  most[3] = 2;
+  most[19] = 2 * std::sin(0.1f);
+  std::vector<double> energy(64);
+  energy[4] = 9 * (1 + std::cos(0.1) * std::cos(0.1));
+  energy[20] = 9 * std::sin(0.1) * std::sin(0.1);
+  EXPECT_THAT(got.key_max, testing::Pointwise(testing::FloatNear(1e-6f), most));
+  std::vector<float> least(64);
+  least[3] = 2 * std::cos(0.1f);
+  EXPECT_THAT(got.key_min, testing::Pointwise(testing::FloatNear(1e-6f), least));
+  EXPECT_THAT(got.query_energy, testing::Pointwise(testing::DoubleNear(1e-4), energy));
   Run(two, 1.f);
-  EXPECT_TRUE(backend_->TakeKeyMaxima().empty());  // reading turned it off
+  EXPECT_TRUE(backend_->TakeChannelStatistics().key_min.empty());  // reading turned it off
 }
 
 TEST_F(RefAttention, CopiesMovePagesThereAndBack) {

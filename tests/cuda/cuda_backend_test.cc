@@ -71,7 +71,9 @@ class World {
         const std::size_t pair = i % c.head_dim % (c.head_dim / 2);
         channel[i] = 0.25f * (1 + (pair * 7 + i / c.head_dim) % 13);
       }
-      EXPECT_TRUE(backend_->SetChannelScales(channel).ok());
+      std::vector<float> center(channel.size());
+      for (std::size_t i = 0; i < center.size(); ++i) center[i] = 0.25f * (static_cast<int>(i % 9) - 4);
+      EXPECT_TRUE(backend_->SetKeyCode({channel, center}).ok());
     }
     for (int i = 0; i < c.head_dim / 2; ++i)
       rope_.inv_freq.push_back(std::pow(10000.f, -2.f * i / c.head_dim));
@@ -382,18 +384,25 @@ TEST_F(CudaBackendOps, RefusesWhatDoesNotFit) {
   EXPECT_FALSE(MakeCudaBackend({.device = 99}).ok());
 }
 
-TEST_F(CudaBackendOps, KeyMaximaAreTheReferences) {
+TEST_F(CudaBackendOps, ChannelStatisticsAreTheReferences) {
   const Case c{.layers = 2, .channel = false};
   World want(MakeReferenceBackend(), c, kPages), got(*MakeCudaBackend({}), c, kPages);
   Sequences sequences(1, kPages);
   const StepBatch batch = sequences.Batch({50});
-  want.backend().StartKeyMaxima();
-  got.backend().StartKeyMaxima();
+  want.backend().StartChannelStatistics();
+  got.backend().StartChannelStatistics();
   want.Step(batch, 0);
   got.Step(batch, 0);
-  const auto a = want.backend().TakeKeyMaxima(), b = got.backend().TakeKeyMaxima();
-  ASSERT_EQ(a.size(), b.size());
-  for (std::size_t i = 0; i < a.size(); ++i) EXPECT_EQ(a[i], b[i]) << i;
+  const ChannelStatistics a = want.backend().TakeChannelStatistics(), b = got.backend().TakeChannelStatistics();
+  ASSERT_EQ(a.key_min.size(), b.key_min.size());
+  ASSERT_EQ(a.key_max.size(), b.key_max.size());
+  ASSERT_EQ(a.query_energy.size(), b.query_energy.size());
+  ASSERT_FALSE(a.key_min.empty());
+  for (std::size_t i = 0; i < a.key_min.size(); ++i) {
+    EXPECT_EQ(a.key_min[i], b.key_min[i]) << i;
+    EXPECT_EQ(a.key_max[i], b.key_max[i]) << i;
+    EXPECT_NEAR(a.query_energy[i], b.query_energy[i], 1e-4 * a.query_energy[i]) << i;
+  }
 }
 
 }  // namespace

@@ -10,65 +10,93 @@
 namespace pliant {
 namespace {
 
-/// Keeps the scales that are set.
-class ScaleCatcher final : public testing::BackendDecorator {
+/// Keeps the code that is set.
+class CodeCatcher final : public testing::BackendDecorator {
  public:
   using BackendDecorator::BackendDecorator;
-  Status SetChannelScales(std::span<const float> channel) override {
-    scales.assign(channel.begin(), channel.end());
-    return inner_.SetChannelScales(channel);
+  Status SetKeyCode(const KeyCode& set) override {
+    code = set;
+    return inner_.SetKeyCode(set);
   }
-  std::vector<float> scales;
+  KeyCode code;
 };
 
-/// The scales of the shipped model, from a fresh load.
-std::vector<float> CalibratedScales(int threads, int max_rows) {
+/// The key code of the shipped model, from a fresh load.
+KeyCode Calibrated(int threads, int max_rows) {
   auto model = Model::Open(std::string(PLIANT_TEST_DATA) + "/models/reckoner-q8_0.gguf").value();
   const auto tokenizer = Tokenizer::Create(model->ReadVocabulary().value()).value();
   const std::unique_ptr<Backend> backend = MakeCpuBackend({.threads = threads}).value();
   EXPECT_TRUE(model->Load(*backend, max_rows, 1, {}).ok());
   constexpr std::uint32_t kPages = 32 * 2 * kPlanes;
   EXPECT_TRUE(backend->AllocatePages(model->config().Kv(), kPages).ok());
-  ScaleCatcher catcher(*backend);
+  CodeCatcher catcher(*backend);
   EXPECT_TRUE(Calibrate(catcher, *model, *tokenizer, kPages, max_rows).ok());
-  return catcher.scales;
+  return catcher.code;
 }
 
 TEST(Calibration, IsBitForBitTheSameEachTimeAndForAnyNumberOfThreads) {
-  const std::vector<float> once = CalibratedScales(1, 512);
-  ASSERT_FALSE(once.empty());
-  EXPECT_NE(*std::min_element(once.begin(), once.end()),
-            *std::max_element(once.begin(), once.end()));
-  EXPECT_EQ(CalibratedScales(1, 512), once);
-  EXPECT_EQ(CalibratedScales(2, 512), once);
-  EXPECT_EQ(CalibratedScales(3, 512), once);
-  EXPECT_EQ(CalibratedScales(2, 96), once) << "in other chunks";
+  const KeyCode once = Calibrated(1, 512);
+  ASSERT_FALSE(once.scale.empty());
+  for (const std::vector<float>& values : {once.scale, once.center}) {
+    EXPECT_NE(*std::min_element(values.begin(), values.end()), *std::max_element(values.begin(), values.end()));
+  }
+  EXPECT_TRUE(Calibrated(1, 512) == once);
+  EXPECT_TRUE(Calibrated(2, 512) == once);
+  EXPECT_TRUE(Calibrated(3, 512) == once);
+  EXPECT_TRUE(Calibrated(2, 96) == once) << "in other chunks";
 }
 
-TEST(Calibration, RopePairsShareTheLargerMaximum) {
+/// Every channel between -1 and 1, queries alike.
+ChannelStatistics Even(std::size_t channels) {
+  return {std::vector<float>(channels, -1.0f), std::vector<float>(channels, 1.0f), std::vector<double>(channels, 1.0)};
+}
+
+TEST(Calibration, RopePairsShareTheLargerRange) {
   const KvGeometry geometry{.layers = 1, .kv_heads = 2, .head_dim = 32};
-  std::vector<float> maxima(64, 1.0f);
-  maxima[3] = 5;        // head 0, pair (3, 19)
-  maxima[32 + 17] = 7;  // head 1, pair (1, 17)
-  const std::vector<float> scales = ChannelScales(geometry, maxima);
-  EXPECT_EQ(scales[3], 5);
-  EXPECT_EQ(scales[19], 5);
-  EXPECT_EQ(scales[32 + 1], 7);
-  EXPECT_EQ(scales[32 + 17], 7);
-  EXPECT_EQ(scales[4], 1);
+  ChannelStatistics statistics = Even(64);
+  statistics.key_max[3] = 9;         // head 0, pair (3, 19): -1 to 9
+  statistics.key_min[32 + 17] = -7;  // head 1, pair (1, 17): -7 to 1
+  const KeyCode code = KeyCodeFor(geometry, statistics);
+  EXPECT_EQ(code.scale[3], 1);
+  EXPECT_EQ(code.scale[19], 1);
+  EXPECT_NEAR(code.scale[4], 1.0 / 5, 1e-6);
+  EXPECT_EQ(code.center[3], 4);
+  EXPECT_EQ(code.center[19], 0);
+  EXPECT_EQ(code.scale[32 + 1], 1);
+  EXPECT_EQ(code.scale[32 + 17], 1);
+  EXPECT_EQ(code.center[32 + 17], -3);
+  EXPECT_NEAR(code.scale[32 + 4], 1.0 / 4, 1e-6);
+}
+
+TEST(Calibration, ChannelsThatQueriesUseMoreGetAFinerStep) {
+  const KvGeometry geometry{.layers = 1, .kv_heads = 1, .head_dim = 32};
+  ChannelStatistics statistics = Even(32);
+  statistics.query_energy[2] = statistics.query_energy[18] = 256;
+  statistics.query_energy[5] = statistics.query_energy[21] = 0;  // bounded: 1e-4 of the mean
+  const KeyCode code = KeyCodeFor(geometry, statistics);
+  EXPECT_NEAR(code.scale[2] / code.scale[4], 0.5, 1e-6);
+  const double mean = (28 * 1.0 + 2 * 256) / 32;
+  EXPECT_NEAR(code.scale[4] / code.scale[5], std::pow(1e-4 * mean, 1.0 / 8), 1e-6);
 }
 
 TEST(Calibration, SilentOrBrokenChannelsGetOne) {
-  const KvGeometry geometry{.layers = 1, .kv_heads = 1, .head_dim = 32};
-  std::vector<float> maxima(32, 2.0f);
-  maxima[0] = maxima[16] = 0;
-  maxima[5] = std::nanf("");
-  maxima[6] = INFINITY;
-  const std::vector<float> scales = ChannelScales(geometry, maxima);
-  for (const float s : scales) EXPECT_TRUE(std::isfinite(s) && s > 0);
-  EXPECT_EQ(scales[0], 1);
-  EXPECT_EQ(scales[16], 1);
-  EXPECT_EQ(scales[6], 1);
+  const KvGeometry geometry{.layers = 1, .kv_heads = 2, .head_dim = 32};
+  ChannelStatistics statistics = Even(64);
+  for (const int c : {0, 16}) statistics.key_min[c] = statistics.key_max[c] = 5;  // never moved
+  statistics.key_max[5] = std::nanf("");
+  statistics.key_max[6] = INFINITY;
+  statistics.key_min[7] = INFINITY;  // never written
+  statistics.key_max[7] = -INFINITY;
+  statistics.key_min[23] = INFINITY;
+  statistics.key_max[23] = -INFINITY;
+  statistics.query_energy[32] = std::nan("");  // of the whole second head
+  const KeyCode code = KeyCodeFor(geometry, statistics);
+  for (const float s : code.scale) EXPECT_TRUE(std::isfinite(s) && s > 0);
+  for (const int c : {0, 16, 6, 7, 23, 40}) {
+    EXPECT_EQ(code.scale[c], 1) << c;
+    EXPECT_EQ(code.center[c], 0) << c;
+  }
+  for (const float c : code.center) EXPECT_TRUE(std::isfinite(c));
 }
 
 }  // namespace

@@ -35,11 +35,9 @@ class BackendDecorator : public Backend {
   Status AllocatePages(const KvGeometry& g, std::uint32_t pages) override {
     return inner_.AllocatePages(g, pages);
   }
-  Status SetChannelScales(std::span<const float> channel) override {
-    return inner_.SetChannelScales(channel);
-  }
-  void StartKeyMaxima() override { inner_.StartKeyMaxima(); }
-  std::vector<float> TakeKeyMaxima() override { return inner_.TakeKeyMaxima(); }
+  Status SetKeyCode(const KeyCode& code) override { return inner_.SetKeyCode(code); }
+  void StartChannelStatistics() override { inner_.StartChannelStatistics(); }
+  ChannelStatistics TakeChannelStatistics() override { return inner_.TakeChannelStatistics(); }
   Status BeginStep(const StepBatch& batch) override { return inner_.BeginStep(batch); }
   void Embed(MatrixId table, TensorId out) override { inner_.Embed(table, out); }
   void RmsNorm(TensorId x, VectorId w, float eps, TensorId out) override {

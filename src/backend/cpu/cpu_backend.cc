@@ -178,11 +178,9 @@ std::size_t CpuBackend::PageBytes(const KvGeometry& geometry) const {
 Status CpuBackend::AllocatePages(const KvGeometry& geometry, std::uint32_t pages) {
   return kv_->AllocatePages(geometry, pages);
 }
-Status CpuBackend::SetChannelScales(std::span<const float> channel) {
-  return kv_->SetChannelScales(channel);
-}
-void CpuBackend::StartKeyMaxima() { kv_->StartKeyMaxima(); }
-std::vector<float> CpuBackend::TakeKeyMaxima() { return kv_->TakeKeyMaxima(); }
+Status CpuBackend::SetKeyCode(const KeyCode& code) { return kv_->SetKeyCode(code); }
+void CpuBackend::StartChannelStatistics() { kv_->StartChannelStatistics(); }
+ChannelStatistics CpuBackend::TakeChannelStatistics() { return kv_->TakeChannelStatistics(); }
 
 // ---- one step ----
 

@@ -30,9 +30,9 @@ class CpuBackend final : public Backend {
 
   std::size_t PageBytes(const KvGeometry& geometry) const override;
   Status AllocatePages(const KvGeometry& geometry, std::uint32_t pages) override;
-  Status SetChannelScales(std::span<const float> channel) override;
-  void StartKeyMaxima() override;
-  std::vector<float> TakeKeyMaxima() override;
+  Status SetKeyCode(const KeyCode& code) override;
+  void StartChannelStatistics() override;
+  ChannelStatistics TakeChannelStatistics() override;
 
   Status BeginStep(const StepBatch& batch) override;
   void Embed(MatrixId table, TensorId out) override;

@@ -50,9 +50,12 @@ class CpuKvImpl final : public CpuKv {
     return (lines | 1) * kLine;
   }
   Status AllocatePages(const KvGeometry& geometry, std::uint32_t pages) override;
-  Status SetChannelScales(std::span<const float> channel) override;
-  void StartKeyMaxima() override { key_maxima_.assign(Channels(), 0.0f); }
-  std::vector<float> TakeKeyMaxima() override { return std::exchange(key_maxima_, {}); }
+  Status SetKeyCode(const KeyCode& code) override;
+  void StartChannelStatistics() override {
+    statistics_ = {std::vector<float>(Channels(), INFINITY),
+                   std::vector<float>(Channels(), -INFINITY), std::vector<double>(Channels())};
+  }
+  ChannelStatistics TakeChannelStatistics() override { return std::exchange(statistics_, {}); }
   std::span<std::byte> Page(PageId page) override {
     PLIANT_CHECK(page.value() < pages_, "page id out of range");
     return arena_.bytes().subspan(page.value() * page_bytes_, page_bytes_);
@@ -73,15 +76,20 @@ class CpuKvImpl final : public CpuKv {
 
  private:
   std::size_t Channels() const { return geometry_.Units() * geometry_.head_dim; }
-  /// Null while every scale is 1.
+  std::size_t ChannelOffset(int layer, int head) const {
+    return (static_cast<std::size_t>(layer) * geometry_.kv_heads + head) * geometry_.head_dim;
+  }
+  /// Null while every scale is 1 and every center 0.
   const float* Channel(int layer, int head) const {
-    if (channel_.empty()) return nullptr;
-    return channel_.data() +
-           (static_cast<std::size_t>(layer) * geometry_.kv_heads + head) * geometry_.head_dim;
+    return code_.scale.empty() ? nullptr : code_.scale.data() + ChannelOffset(layer, head);
+  }
+  const float* Center(int layer, int head) const {
+    return code_.scale.empty() ? nullptr : code_.center.data() + ChannelOffset(layer, head);
   }
   void PrepareRope(const RopeTable& rope);
   void WriteRow(const KvQkvParams& params, const KvWriteShape& shape, std::int64_t row, float* x);
-  void RecordMaxima(int layer, int head, const float* key);
+  void RecordKey(int layer, int head, const float* key);
+  void RecordQuery(int layer, int head, const float* query);
   KvRowTarget Target(int layer, int head, int token, const std::array<PageId, kPlanes>& pages);
   void PrepareAttention(int heads);
   void RunItem(const AttentionItem& item, int layer, float softmax_scale, KvRows query, KvRows out,
@@ -98,8 +106,8 @@ class CpuKvImpl final : public CpuKv {
   std::uint32_t pages_ = 0;
   std::size_t page_bytes_ = 0;
   KvArena arena_;
-  std::vector<float> channel_;
-  std::vector<float> key_maxima_;
+  KeyCode code_;                  // empty: scale 1, center 0
+  ChannelStatistics statistics_;  // empty while off
 
   StepBatch batch_;
   std::vector<std::int32_t> row_sequence_;  // slice of each row of the step
@@ -157,17 +165,9 @@ Status CpuKvImpl::AllocatePages(const KvGeometry& geometry, std::uint32_t pages)
   return {};
 }
 
-Status CpuKvImpl::SetChannelScales(std::span<const float> channel) {
-  if (channel.size() != Channels() || channel.empty()) {
-    return InvalidArgument("channel scales: " + std::to_string(channel.size()) + " values, " +
-                           std::to_string(Channels()) + " expected");
-  }
-  for (const float value : channel) {
-    if (!(value > 0) || !std::isfinite(value)) {
-      return InvalidArgument("channel scales: every value must be finite and above 0");
-    }
-  }
-  channel_.assign(channel.begin(), channel.end());
+Status CpuKvImpl::SetKeyCode(const KeyCode& code) {
+  PLIANT_RETURN_IF_ERROR(CheckKeyCode(code, geometry_.layers == 0 ? 0 : Channels()));
+  code_ = code;
   return {};
 }
 
@@ -226,11 +226,23 @@ KvRowTarget CpuKvImpl::Target(int layer, int head, int token,
   return target;
 }
 
-void CpuKvImpl::RecordMaxima(int layer, int head, const float* key) {
-  float* maxima =
-      key_maxima_.data() +
-      (static_cast<std::size_t>(layer) * geometry_.kv_heads + head) * geometry_.head_dim;
-  for (int c = 0; c < geometry_.head_dim; ++c) maxima[c] = std::max(maxima[c], std::fabs(key[c]));
+void CpuKvImpl::RecordKey(int layer, int head, const float* key) {
+  float* least = statistics_.key_min.data() + ChannelOffset(layer, head);
+  float* most = statistics_.key_max.data() + ChannelOffset(layer, head);
+  for (int c = 0; c < geometry_.head_dim; ++c) {
+    least[c] = std::min(least[c], key[c]);
+    most[c] = std::max(most[c], key[c]);
+  }
+}
+
+/// `query` is scaled by its channels already.
+void CpuKvImpl::RecordQuery(int layer, int head, const float* query) {
+  const float* channel = Channel(layer, head);
+  double* energy = statistics_.query_energy.data() + ChannelOffset(layer, head);
+  for (int c = 0; c < geometry_.head_dim; ++c) {
+    const double q = double{query[c]} / (channel == nullptr ? 1.0f : channel[c]);
+    energy[c] += q * q;
+  }
 }
 
 void CpuKvImpl::WriteRow(const KvQkvParams& params, const KvWriteShape& shape, std::int64_t row,
@@ -244,17 +256,20 @@ void CpuKvImpl::WriteRow(const KvQkvParams& params, const KvWriteShape& shape, s
   const int token = position % kBlockTokens;
   const float* cosine = cosine_.data() + row * (dim / 2);
   const float* sine = sine_.data() + row * (dim / 2);
+  const bool recording = !statistics_.key_min.empty();
   for (int head = 0; head < params.heads; ++head) {
-    write_.query(shape, cosine, sine, Channel(params.layer, head / group),
-                 x + std::int64_t{head} * dim);
+    float* q = x + std::int64_t{head} * dim;
+    write_.query(shape, cosine, sine, Channel(params.layer, head / group), q);
+    if (recording) RecordQuery(params.layer, head / group, q);
   }
   for (int head = 0; head < kv_heads; ++head) {
     float* k = x + std::int64_t{params.heads + head} * dim;
     const float* v = x + std::int64_t{params.heads + kv_heads + head} * dim;
     write_.key(shape, cosine, sine, k);
-    if (!key_maxima_.empty()) RecordMaxima(params.layer, head, k);
-    write_.store(dim, Channel(params.layer, head), k, Target(params.layer, head, token, block.k));
-    write_.store(dim, nullptr, v, Target(params.layer, head, token, block.v));
+    if (recording) RecordKey(params.layer, head, k);
+    write_.store(dim, Channel(params.layer, head), Center(params.layer, head), k,
+                 Target(params.layer, head, token, block.k));
+    write_.store(dim, nullptr, nullptr, v, Target(params.layer, head, token, block.v));
   }
 }
 
@@ -267,10 +282,10 @@ void CpuKvImpl::QkvToCache(const KvQkvParams& params, const RopeTable& rope, KvR
   const auto rows = static_cast<std::int64_t>(batch_.tokens.size());
   const std::int64_t columns =
       std::int64_t{params.heads + 2 * geometry_.kv_heads} * geometry_.head_dim;
-  // Below some microseconds of work waking the others costs more than it brings. Recording maxima
-  // is rare and shares one array.
+  // Below some microseconds of work waking the others costs more than it brings. Recording
+  // statistics is rare, shares one array and keeps its order.
   constexpr std::int64_t kWorthSharing = 4096;
-  if (!key_maxima_.empty() || rows * columns < kWorthSharing) {
+  if (!statistics_.key_min.empty() || rows * columns < kWorthSharing) {
     for (std::int64_t r = 0; r < rows; ++r) WriteRow(params, shape, r, qkv.Row(r));
     return;
   }

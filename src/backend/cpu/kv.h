@@ -53,9 +53,9 @@ class CpuKv {
   /// written.
   virtual std::size_t PageBytes(const KvGeometry& geometry) const = 0;
   virtual Status AllocatePages(const KvGeometry& geometry, std::uint32_t pages) = 0;
-  virtual Status SetChannelScales(std::span<const float> channel) = 0;
-  virtual void StartKeyMaxima() = 0;
-  virtual std::vector<float> TakeKeyMaxima() = 0;
+  virtual Status SetKeyCode(const KeyCode& code) = 0;
+  virtual void StartChannelStatistics() = 0;
+  virtual ChannelStatistics TakeChannelStatistics() = 0;
   /// A page's bytes, for tests.
   virtual std::span<std::byte> Page(PageId page) = 0;
 

@@ -33,8 +33,9 @@ struct KvWriteKernel {
                 const float* channel, float* x);
   /// x = rope(norm(x)).
   void (*key)(const KvWriteShape& shape, const float* cosine, const float* sine, float* x);
-  /// Writes x / channel (null: x) into `target`, bit for bit what plane_code.h would.
-  void (*store)(int head_dim, const float* channel, const float* x, const KvRowTarget& target);
+  /// Writes (x - center) / channel (both null: x) into `target`, bit for bit what plane_code.h would.
+  void (*store)(int head_dim, const float* channel, const float* center, const float* x,
+                const KvRowTarget& target);
 };
 
 const KvWriteKernel& ChooseKvWriteKernel(CpuLevel level);

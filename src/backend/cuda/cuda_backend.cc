@@ -1,6 +1,7 @@
 #include "backend/cuda/cuda_backend.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <optional>
 #include <string>
@@ -117,40 +118,54 @@ class CudaBackend final : public Backend {
     }
     const std::size_t channels = geometry.Units() * geometry.head_dim;
     PLIANT_ASSIGN_OR_RETURN(channel_, DeviceArray<float>::Make(channels, "channel scales"));
+    PLIANT_ASSIGN_OR_RETURN(center_, DeviceArray<float>::Make(channels, "channel centers"));
     PLIANT_ASSIGN_OR_RETURN(copier_, PageCopier::Make(geometry.PageBytes()));
     PLIANT_ASSIGN_OR_RETURN(
         pages_, DeviceArray<std::uint8_t>::Make(pages * geometry.PageBytes(), "KV pages"));
     Upload<float>(std::vector<float>(channels, 1.f), channel_.data());
+    Upload<float>(std::vector<float>(channels, 0.f), center_.data());
     PLIANT_CUDA_CHECK(cudaDeviceSynchronize());
     geometry_ = geometry;
     page_count_ = pages;
     return {};
   }
-  Status SetChannelScales(std::span<const float> channel) override {
-    if (channel.empty() || channel.size() != channel_.size()) {
-      return InvalidArgument("channel scales: " + std::to_string(channel.size()) + " values, " +
-                             std::to_string(channel_.size()) + " expected");
-    }
-    for (const float value : channel) {
-      if (!(value > 0) || !std::isfinite(value))
-        return InvalidArgument("channel scales: every value must be finite and above 0");
-    }
+  Status SetKeyCode(const KeyCode& code) override {
+    PLIANT_RETURN_IF_ERROR(CheckKeyCode(code, channel_.size()));
     stream_.Synchronize();
-    Upload<float>(channel, channel_.data());
+    Upload<float>(code.scale, channel_.data());
+    Upload<float>(code.center, center_.data());
     return {};
   }
-  void StartKeyMaxima() override {
-    auto maxima = DeviceArray<float>::Make(channel_.size(), "key maxima");
-    PLIANT_CHECK(maxima.ok(), maxima.status().message());
-    key_maxima_ = std::move(maxima).value();
-    PLIANT_CUDA_CHECK(cudaMemsetAsync(key_maxima_.data(), 0, key_maxima_.bytes(), stream_.get()));
+  void StartChannelStatistics() override {
+    const std::size_t channels = channel_.size();
+    auto range = DeviceArray<int>::Make(2 * channels, "channel statistics");
+    auto energy = DeviceArray<double>::Make(channels, "channel statistics");
+    PLIANT_CHECK(range.ok() && energy.ok(), "no device memory for channel statistics");
+    key_range_ = std::move(range).value();
+    query_energy_ = std::move(energy).value();
+    // Words of bytes 0x7f and 0x80, as ordered integers: floats of 3.4e38 and -3.4e38.
+    PLIANT_CUDA_CHECK(
+        cudaMemsetAsync(key_range_.data(), 0x7f, channels * sizeof(int), stream_.get()));
+    PLIANT_CUDA_CHECK(
+        cudaMemsetAsync(key_range_.data() + channels, 0x80, channels * sizeof(int), stream_.get()));
+    PLIANT_CUDA_CHECK(
+        cudaMemsetAsync(query_energy_.data(), 0, query_energy_.bytes(), stream_.get()));
   }
-  std::vector<float> TakeKeyMaxima() override {
-    std::vector<float> maxima(key_maxima_.size());
+  ChannelStatistics TakeChannelStatistics() override {
+    const std::size_t channels = query_energy_.size();
+    std::vector<int> range(2 * channels);
+    ChannelStatistics taken;
+    taken.query_energy.resize(channels);
     stream_.Synchronize();
-    Download<float>(key_maxima_.data(), maxima);
-    key_maxima_ = {};
-    return maxima;
+    Download<int>(key_range_.data(), range);
+    Download<double>(query_energy_.data(), taken.query_energy);
+    for (const int ordered : range) {
+      const float value = std::bit_cast<float>(ordered >= 0 ? ordered : ordered ^ 0x7fffffff);
+      (taken.key_min.size() < channels ? taken.key_min : taken.key_max).push_back(value);
+    }
+    key_range_ = {};
+    query_energy_ = {};
+    return taken;
   }
 
   // ---- one step ----
@@ -223,7 +238,12 @@ class CudaBackend final : public Backend {
     args.angles = angles.angles.data();
     args.pairs = static_cast<int>(angles.inv_freq.size());
     args.channel = channel_.data() + layer_channels;
-    args.key_maxima = key_maxima_.data() == nullptr ? nullptr : key_maxima_.data() + layer_channels;
+    args.center = center_.data() + layer_channels;
+    if (query_energy_.data() != nullptr) {
+      args.key_min = key_range_.data() + layer_channels;
+      args.key_max = args.key_min + channel_.size();
+      args.query_energy = query_energy_.data() + layer_channels;
+    }
     args.pages = pages_.data();
     args.page_bytes = geometry_.PageBytes();
     args.layer_offset = UnitOffset(geometry_.kv_heads, geometry_.head_dim, params.layer, 0);
@@ -433,7 +453,9 @@ class CudaBackend final : public Backend {
   KvGeometry geometry_;
   std::uint32_t page_count_ = 0;
   DeviceArray<std::uint8_t> pages_;
-  DeviceArray<float> channel_, key_maxima_;
+  DeviceArray<float> channel_, center_;  // KeyCode
+  DeviceArray<int> key_range_;  // ChannelStatistics while they are taken: minima, then maxima
+  DeviceArray<double> query_energy_;
   std::unique_ptr<PageCopier> copier_;
 
   StepInputs inputs_;

@@ -125,11 +125,9 @@ class ReferenceBackend final : public Backend {
   Status AllocatePages(const KvGeometry& geometry, std::uint32_t pages) override {
     return kv_.AllocatePages(geometry, pages);
   }
-  Status SetChannelScales(std::span<const float> channel) override {
-    return kv_.SetChannelScales(channel);
-  }
-  void StartKeyMaxima() override { kv_.StartKeyMaxima(); }
-  std::vector<float> TakeKeyMaxima() override { return kv_.TakeKeyMaxima(); }
+  Status SetKeyCode(const KeyCode& code) override { return kv_.SetKeyCode(code); }
+  void StartChannelStatistics() override { kv_.StartChannelStatistics(); }
+  ChannelStatistics TakeChannelStatistics() override { return kv_.TakeChannelStatistics(); }
 
   // ---- one step ----
   Status BeginStep(const StepBatch& batch) override {

@@ -54,6 +54,7 @@ Status RefKv::AllocatePages(const KvGeometry& geometry, std::uint32_t pages) {
   try {
     arena_.resize(pages * geometry.PageBytes());
     channel_.assign(channels, 1.0f);
+    center_.assign(channels, 0.0f);
   } catch (const std::bad_alloc&) {
     return OutOfMemory("KV pages: cannot allocate " + std::to_string(pages * geometry.PageBytes()) +
                        " bytes");
@@ -63,23 +64,20 @@ Status RefKv::AllocatePages(const KvGeometry& geometry, std::uint32_t pages) {
   return {};
 }
 
-Status RefKv::SetChannelScales(std::span<const float> channel) {
-  if (channel.size() != channel_.size() || channel.empty()) {
-    return InvalidArgument("channel scales: " + std::to_string(channel.size()) + " values, " +
-                           std::to_string(channel_.size()) + " expected");
-  }
-  for (const float value : channel) {
-    if (!(value > 0) || !std::isfinite(value)) {
-      return InvalidArgument("channel scales: every value must be finite and above 0");
-    }
-  }
-  channel_.assign(channel.begin(), channel.end());
+Status RefKv::SetKeyCode(const KeyCode& code) {
+  PLIANT_RETURN_IF_ERROR(CheckKeyCode(code, channel_.size()));
+  channel_ = code.scale;
+  center_ = code.center;
   return {};
 }
 
-void RefKv::StartKeyMaxima() { key_maxima_.assign(channel_.size(), 0.0f); }
+void RefKv::StartChannelStatistics() {
+  statistics_.key_min.assign(channel_.size(), INFINITY);
+  statistics_.key_max.assign(channel_.size(), -INFINITY);
+  statistics_.query_energy.assign(channel_.size(), 0.0);
+}
 
-std::vector<float> RefKv::TakeKeyMaxima() { return std::exchange(key_maxima_, {}); }
+ChannelStatistics RefKv::TakeChannelStatistics() { return std::exchange(statistics_, {}); }
 
 std::span<std::byte> RefKv::Page(PageId page) {
   PLIANT_CHECK(page.value() < pages_, "page id out of range");
@@ -141,6 +139,10 @@ void RefKv::WriteRow(const QkvParams& params, std::span<const float> q_norm,
     RefRmsNorm(q, q_norm, params.norm_eps);
     Rotate(q, rope, row.position);
     const std::span<const float> channel = Channel(params.layer, head / group);
+    if (!statistics_.query_energy.empty()) {
+      double* energy = &statistics_.query_energy[channel.data() - channel_.data()];
+      for (int c = 0; c < dim; ++c) energy[c] += double{q[c]} * q[c];
+    }
     for (int c = 0; c < dim; ++c) q[c] *= channel[c];
   }
   for (int head = 0; head < kv_heads; ++head) {
@@ -150,12 +152,17 @@ void RefKv::WriteRow(const QkvParams& params, std::span<const float> q_norm,
     RefRmsNorm(k, k_norm, params.norm_eps);
     Rotate(k, rope, row.position);
     const std::span<const float> channel = Channel(params.layer, head);
-    if (!key_maxima_.empty()) {
-      float* maxima = &key_maxima_[channel.data() - channel_.data()];
-      for (int c = 0; c < dim; ++c) maxima[c] = std::max(maxima[c], std::fabs(k[c]));
+    if (!statistics_.key_min.empty()) {
+      float* least = &statistics_.key_min[channel.data() - channel_.data()];
+      float* most = &statistics_.key_max[channel.data() - channel_.data()];
+      for (int c = 0; c < dim; ++c) {
+        least[c] = std::min(least[c], k[c]);
+        most[c] = std::max(most[c], k[c]);
+      }
     }
     std::vector<float> scaled(dim);
-    for (int c = 0; c < dim; ++c) scaled[c] = k[c] / channel[c];
+    const float* center = &center_[channel.data() - channel_.data()];
+    for (int c = 0; c < dim; ++c) scaled[c] = (k[c] - center[c]) / channel[c];
     Store(params.layer, head, token, block.k, scaled);
     Store(params.layer, head, token, block.v, v);
   }

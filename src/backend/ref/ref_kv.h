@@ -19,9 +19,9 @@ class RefKv {
  public:
   std::size_t PageBytes(const KvGeometry& geometry) const { return geometry.PageBytes(); }
   Status AllocatePages(const KvGeometry& geometry, std::uint32_t pages);
-  Status SetChannelScales(std::span<const float> channel);
-  void StartKeyMaxima();
-  std::vector<float> TakeKeyMaxima();
+  Status SetKeyCode(const KeyCode& code);
+  void StartChannelStatistics();
+  ChannelStatistics TakeChannelStatistics();
 
   const KvGeometry& geometry() const { return geometry_; }
   std::uint32_t pages() const { return pages_; }
@@ -53,8 +53,8 @@ class RefKv {
   KvGeometry geometry_;
   std::uint32_t pages_ = 0;
   std::vector<std::byte> arena_;
-  std::vector<float> channel_;     // [layers][kv_heads][head_dim]
-  std::vector<float> key_maxima_;  // same shape; empty while off
+  std::vector<float> channel_, center_;  // KeyCode
+  ChannelStatistics statistics_;  // same shape; empty while off
 };
 
 }  // namespace pliant

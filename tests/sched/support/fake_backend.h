@@ -31,9 +31,9 @@ class FakeBackend final : public Backend {
     memory_.assign(pages * page_bytes_, std::byte{0xdd});
     return Status::Ok();
   }
-  Status SetChannelScales(std::span<const float>) override { return Status::Ok(); }
-  void StartKeyMaxima() override {}
-  std::vector<float> TakeKeyMaxima() override { return {}; }
+  Status SetKeyCode(const KeyCode&) override { return Status::Ok(); }
+  void StartChannelStatistics() override {}
+  ChannelStatistics TakeChannelStatistics() override { return {}; }
   Status BeginStep(const StepBatch&) override { return Status::Ok(); }
   void Embed(MatrixId, TensorId) override {}
   void RmsNorm(TensorId, VectorId, float, TensorId) override {}

@@ -19,6 +19,12 @@ __global__ void RopeAnglesKernel(const std::int32_t* positions, int rows, const 
   angles[at] = make_float2(static_cast<float>(cosine), static_cast<float>(sine));
 }
 
+/// Integers in the order of the floats they are made of; its own inverse on the bits.
+__device__ int Ordered(float x) {
+  const int bits = __float_as_int(x);
+  return bits >= 0 ? bits : bits ^ 0x7fffffff;
+}
+
 /// One warp a (row, head): query heads first, then K, then V. A lane holds pairs (i, i + D / 2) of
 /// neighbouring i.
 template <int D>
@@ -71,10 +77,16 @@ __global__ void __launch_bounds__(kWarps * 32) AppendKernel(const __grid_constan
       high[i] = __fadd_rn(__fmul_rn(y, angle.x), __fmul_rn(x, angle.y));
     }
     const float* const channel = a.channel + kv_head * D;
+    const float* const center = a.center + kv_head * D;
     if (is_q) {
       if (!active) return;
 #pragma unroll
       for (int i = 0; i < kPairs; ++i) {
+        if (a.query_energy != nullptr) {
+          double* const energy = a.query_energy + kv_head * D + lane * kPairs + i;
+          atomicAdd(energy, double{low[i]} * low[i]);
+          atomicAdd(energy + kHalf, double{high[i]} * high[i]);
+        }
         data[lane * kPairs + i] = low[i] * channel[lane * kPairs + i];
         data[kHalf + lane * kPairs + i] = high[i] * channel[kHalf + lane * kPairs + i];
       }
@@ -84,14 +96,14 @@ __global__ void __launch_bounds__(kWarps * 32) AppendKernel(const __grid_constan
     for (int i = 0; i < kPairs; ++i) {
       if (!active) continue;
       const int c = lane * kPairs + i;
-      if (a.key_maxima != nullptr) {  // magnitudes order like their bits
-        atomicMax(reinterpret_cast<int*>(a.key_maxima) + kv_head * D + c,
-                  __float_as_int(fabsf(low[i])));
-        atomicMax(reinterpret_cast<int*>(a.key_maxima) + kv_head * D + kHalf + c,
-                  __float_as_int(fabsf(high[i])));
+      if (a.key_min != nullptr) {
+        atomicMin(a.key_min + kv_head * D + c, Ordered(low[i]));
+        atomicMax(a.key_max + kv_head * D + c, Ordered(low[i]));
+        atomicMin(a.key_min + kv_head * D + kHalf + c, Ordered(high[i]));
+        atomicMax(a.key_max + kv_head * D + kHalf + c, Ordered(high[i]));
       }
-      low[i] = __fdiv_rn(low[i], channel[c]);
-      high[i] = __fdiv_rn(high[i], channel[kHalf + c]);
+      low[i] = __fdiv_rn(__fsub_rn(low[i], center[c]), channel[c]);
+      high[i] = __fdiv_rn(__fsub_rn(high[i], center[kHalf + c]), channel[kHalf + c]);
     }
   }
   // ---- scale and code, bit for bit as RowScale and EncodeRow

@@ -24,8 +24,12 @@ struct AppendArgs {
   float norm_eps = 0;
   const float2* angles = nullptr;  // [rows][pairs]; pair i is dims i and i + head_dim / 2
   int pairs = 0;
-  const float* channel = nullptr;  // [kv_heads][head_dim] of this layer
-  float* key_maxima = nullptr;     // the same shape, or nothing: takes the largest |K| after RoPE
+  const float* channel = nullptr;  // KeyCode of this layer: [kv_heads][head_dim] scales
+  const float* center = nullptr;   // and centers
+  // The same shape, or nothing: ChannelStatistics, the keys' as integers that order like them.
+  int* key_min = nullptr;
+  int* key_max = nullptr;
+  double* query_energy = nullptr;
   std::uint8_t* pages = nullptr;
   std::size_t page_bytes = 0;
   std::size_t layer_offset = 0;
