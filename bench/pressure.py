@@ -2,8 +2,7 @@
 """Serving under KV pressure: the real server, several policies in one run.
 
 Starts one `pliant serve` a policy, each with a KV pool for about --sequences of the mean request, and plays the same requests
-against each in turn: they arrive at random times (a Poisson process of --rate a second), each is sent by the first of --clients
-clients that is free, prompts are 1,000 to 2,000 made-up tokens. Time to first token is measured at the client from the moment it
+against each in turn: they arrive at random times (--rate a second), each is sent by the first of --clients clients that is free, prompts are 1,000 to 2,000 made-up tokens. Time to first token is measured at the client from the moment it
 sends. --sweep plays several loads, to find the one at which a policy saturates; --sequences 36 makes memory ample.
 
     python3 bench/pressure.py                                                       (about 5 minutes on two cores)
@@ -29,8 +28,9 @@ def make_plan(args, rate, seed):
     """The requests in order: (seconds from the start, prompt, output tokens). The same for every policy."""
     rng = random.Random(seed)
     at, plan = 0.0, []
-    for _ in range(args.requests):
-        at += rng.expovariate(rate)
+    for index in range(args.requests):
+        # One in each interval of 1/rate, at any moment of it; a Poisson process clusters so much that short runs say little.
+        at = at + rng.expovariate(rate) if args.poisson else (index + rng.random()) / rate
         prompt = [rng.randrange(1000, args.vocabulary) for _ in range(rng.randint(*args.prompt))]
         plan.append((at, prompt, rng.randint(*args.output)))
     return plan
@@ -220,7 +220,8 @@ def main():
     parser.add_argument("--prompt", type=pair, default=(1000, 2000))
     parser.add_argument("--output", type=pair, default=(400, 600))
     parser.add_argument("--sequences", type=float, default=6, help="of the mean request, that the pool holds at 16 bits")
-    parser.add_argument("--rate", type=float, default=0.5, help="requests a second")
+    parser.add_argument("--rate", type=float, default=0.45, help="requests a second")
+    parser.add_argument("--poisson", action="store_true", help="arrivals are a Poisson process")
     parser.add_argument("--sweep", default="", help="several rates in place of one")
     parser.add_argument("--exact-store", default="ram:1GiB")
     parser.add_argument("--seed", type=int, default=1)
