@@ -16,10 +16,10 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "weights are read in place");
 
-constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;  // as the reference implementation
+constexpr std::uint64_t kMaxJsonHeaderBytes = 100'000'000;  // as the reference implementation
 constexpr std::uint64_t kMaxIndexBytes = 64 << 20;
-constexpr std::size_t kMaxTensors = 1 << 17;
-constexpr std::size_t kMaxDims = 8;
+constexpr std::size_t kMaxEntries = 1 << 17;
+constexpr std::size_t kMaxListLength = 8;
 constexpr std::size_t kMaxShards = 4096;
 
 struct StoredType {
@@ -69,7 +69,7 @@ class HeaderSax final : public nlohmann::json_sax<nlohmann::json> {
 
   bool number_unsigned(number_unsigned_t value) override {
     if (depth_ != 2 || list_ == nullptr) return Fail("a number where none may stand");
-    if (list_->size() >= kMaxDims) return Fail("more than 8 numbers in a list");
+    if (list_->size() >= kMaxListLength) return Fail("more than 8 numbers in a list");
     list_->push_back(value);
     return true;
   }
@@ -101,7 +101,7 @@ class HeaderSax final : public nlohmann::json_sax<nlohmann::json> {
       if (!names_.insert(value).second) return Fail("appears twice", value);
       metadata_ = value == "__metadata__";
       if (metadata_) return true;
-      if (entries.size() >= kMaxTensors) return Fail("too many tensors");
+      if (entries.size() >= kMaxEntries) return Fail("too many tensors");
       entries.emplace_back();
       entries.back().name = value;
       return true;
@@ -241,9 +241,9 @@ Result<std::vector<TensorInfo>> ReadSafetensorsHeader(const ByteSource& source, 
     return DataLoss("the header claims " + FormatBytes(length) + ", the file has " +
                     FormatBytes(source.size()));
   }
-  if (length > kMaxHeaderBytes) {
+  if (length > kMaxJsonHeaderBytes) {
     return TooLarge("the header claims " + FormatBytes(length) + ", at most " +
-                    FormatBytes(kMaxHeaderBytes) + " are allowed");
+                    FormatBytes(kMaxJsonHeaderBytes) + " are allowed");
   }
   std::string header(static_cast<std::size_t>(length), '\0');
   PLIANT_RETURN_IF_ERROR(

@@ -11,7 +11,7 @@ namespace pliant {
 namespace {
 
 constexpr std::uint64_t kMaxTokenizerBytes = 256 << 20;
-constexpr std::uint64_t kMaxConfigBytes = 16 << 20;
+constexpr std::uint64_t kMaxVocabularyFileBytes = 16 << 20;
 
 /// The file's text, or "" when there is none.
 Result<std::string> OptionalText(const std::string& path, std::uint64_t limit) {
@@ -50,7 +50,7 @@ Result<Vocabulary> ReadHfVocabulary(const std::string& folder, std::int64_t voca
   const std::string path = folder + "/tokenizer.json";
   PLIANT_ASSIGN_OR_RETURN(const std::string json, ReadTextFile(path, kMaxTokenizerBytes));
   PLIANT_ASSIGN_OR_RETURN(const std::string config_json,
-                          OptionalText(folder + "/tokenizer_config.json", kMaxConfigBytes));
+                          OptionalText(folder + "/tokenizer_config.json", kMaxVocabularyFileBytes));
   Result<Vocabulary> read = Tokenizer::ReadTokenizerJson(json, config_json);
   if (!read.ok()) return read.status().WithContext(path);
   Vocabulary vocabulary = std::move(read).value();
@@ -63,7 +63,7 @@ Result<Vocabulary> ReadHfVocabulary(const std::string& folder, std::int64_t voca
   std::vector<TokenId> begins;
   for (const char* name : {"generation_config.json", "config.json"}) {
     PLIANT_ASSIGN_OR_RETURN(const std::string text,
-                            OptionalText(folder + "/" + name, kMaxConfigBytes));
+                            OptionalText(folder + "/" + name, kMaxVocabularyFileBytes));
     if (text.empty()) continue;
     Result<nlohmann::json> parsed = ParseJsonObject(text);
     if (!parsed.ok()) return parsed.status().WithContext(folder + "/" + name);
@@ -79,10 +79,10 @@ Result<Vocabulary> ReadHfVocabulary(const std::string& folder, std::int64_t voca
 
 Result<std::string> ReadHfChatTemplate(const std::string& folder) {
   PLIANT_ASSIGN_OR_RETURN(std::string jinja,
-                          OptionalText(folder + "/chat_template.jinja", kMaxConfigBytes));
+                          OptionalText(folder + "/chat_template.jinja", kMaxVocabularyFileBytes));
   if (!jinja.empty()) return jinja;
   const std::string path = folder + "/tokenizer_config.json";
-  PLIANT_ASSIGN_OR_RETURN(const std::string text, OptionalText(path, kMaxConfigBytes));
+  PLIANT_ASSIGN_OR_RETURN(const std::string text, OptionalText(path, kMaxVocabularyFileBytes));
   if (text.empty()) return std::string();
   Result<nlohmann::json> config = ParseJsonObject(text);
   if (!config.ok()) return config.status().WithContext(path);

@@ -12,12 +12,10 @@
 namespace pliant {
 namespace {
 
-using Json = nlohmann::json;
-
 constexpr std::int64_t kMaxBlockId = std::int64_t{1}
                                      << 40;  // its product in WorkloadToken stays in 64 bits
 
-Result<std::int64_t> Integer(const Json& object, const char* key, std::int64_t low,
+Result<std::int64_t> Integer(const nlohmann::json& object, const char* key, std::int64_t low,
                              std::int64_t high) {
   const auto found = object.find(key);
   if (found == object.end()) return InvalidArgument(std::string("\"") + key + "\" is missing");
@@ -32,7 +30,7 @@ Result<std::int64_t> Integer(const Json& object, const char* key, std::int64_t l
 }
 
 Result<WorkloadRequest> ParseLine(const std::string& line, const WorkloadLimits& limits) {
-  const Json object = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+  const nlohmann::json object = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
   if (!object.is_object()) return InvalidArgument("not a JSON object");
   WorkloadRequest request;
   const auto arrival = object.find("arrival");
@@ -55,7 +53,7 @@ Result<WorkloadRequest> ParseLine(const std::string& line, const WorkloadLimits&
                            std::to_string(request.input) + " tokens are " + std::to_string(needed) +
                            " blocks");
   }
-  for (const Json& block : *blocks) {
+  for (const nlohmann::json& block : *blocks) {
     if (!block.is_number_integer()) return InvalidArgument("a block id is not a whole number");
     const bool fits = block.is_number_unsigned()
                           ? block.get<std::uint64_t>() <= static_cast<std::uint64_t>(kMaxBlockId)

@@ -11,7 +11,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::size_t kMaxJsonBytes = 256 << 20;
-constexpr int kMaxDepth = 64;
+constexpr int kMaxJsonDepth = 64;
 constexpr std::int64_t kMaxTokenId = (1 << 22) - 1;
 
 Status Bad(std::string what) { return InvalidArgument("tokenizer.json: " + std::move(what)); }
@@ -37,7 +37,7 @@ bool TooDeep(std::string_view json) {
     } else if (c == '"') {
       in_string = true;
     } else if (c == '[' || c == '{') {
-      if (++depth > kMaxDepth) return true;
+      if (++depth > kMaxJsonDepth) return true;
     } else if (c == ']' || c == '}') {
       --depth;
     }
@@ -51,7 +51,7 @@ Result<Json> ParseObject(std::string_view text, std::string_view file) {
                     std::to_string(kMaxJsonBytes));
   }
   if (TooDeep(text))
-    return TooLarge(std::string(file) + ": nested deeper than " + std::to_string(kMaxDepth));
+    return TooLarge(std::string(file) + ": nested deeper than " + std::to_string(kMaxJsonDepth));
   try {
     Json json = Json::parse(text);
     if (!json.is_object()) return InvalidArgument(std::string(file) + ": not a JSON object");

@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -13,6 +12,7 @@
 #include <string>
 
 #include "text/chat_template.h"
+#include "text/support/golden.h"
 
 namespace pliant {
 namespace {
@@ -32,21 +32,6 @@ std::string Fnv(std::string_view text) {
   char hex[20];
   std::snprintf(hex, sizeof hex, "%016llx", static_cast<unsigned long long>(value));
   return hex;
-}
-
-// The clock that make_template_golden.py shows to the reference engine.
-std::chrono::system_clock::time_point GoldenTime() {
-  std::tm local{};
-  local.tm_year = 126, local.tm_mon = 2, local.tm_mday = 9;
-  local.tm_hour = 14, local.tm_min = 5, local.tm_sec = 7;
-  local.tm_isdst = -1;
-  return std::chrono::system_clock::from_time_t(std::mktime(&local));
-}
-
-// The message without the place that this engine puts before it.
-std::string WithoutPlace(const std::string& message) {
-  if (!message.starts_with("chat template, line ")) return message;
-  return message.substr(message.find(": ") + 2);
 }
 
 std::string Outcome(const ChatTemplate& chat_template, const Json& context, std::string& shown) {

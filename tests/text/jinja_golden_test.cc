@@ -3,31 +3,18 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <ctime>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 
 #include "text/chat_template.h"
+#include "text/support/golden.h"
 
 namespace pliant {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-std::chrono::system_clock::time_point GoldenTime() {
-  std::tm local{};
-  local.tm_year = 126, local.tm_mon = 2, local.tm_mday = 9;
-  local.tm_hour = 14, local.tm_min = 5, local.tm_sec = 7;
-  local.tm_isdst = -1;
-  return std::chrono::system_clock::from_time_t(std::mktime(&local));
-}
-
-std::string WithoutPlace(const std::string& message) {
-  if (!message.starts_with("chat template, line ")) return message;
-  return message.substr(message.find(": ") + 2);
-}
 
 Result<std::string> RenderSource(const std::string& source, const Json& context) {
   auto parsed = ChatTemplate::Parse(source);
