@@ -37,17 +37,17 @@ def round_up_to_bf16(x):
     return ((bits + 0xFFFF) & ~0xFFFF).view(torch.float32)
 
 
-def plane_code(x, bits, channel):
+def plane_code(x, bits, channel, center):
     """Pliant's code, written from its description: 16-bit fixed point over the row's absolute maximum; absent low bits read at
-    the midpoint. x: [1, heads, tokens, dim]; channel: [heads, 1, dim] or 1."""
-    x = x / channel
+    the midpoint. x: [1, heads, tokens, dim]; channel, center: [heads, 1, dim] or a number."""
+    x = (x - center) / channel
     scale = round_up_to_bf16(x.abs().amax(-1, keepdim=True))
     code = torch.where(scale > 0, torch.round(x / scale.clamp_min(1e-30) * 32768), torch.zeros_like(x))
     u = code.clamp(-32767, 32767).to(torch.int64) + 32768
     absent = 16 - bits
     if absent:
         u = (u >> absent << absent) | (1 << (absent - 1))
-    return (u - 32768).to(torch.float32) / 32768 * scale * channel
+    return (u - 32768).to(torch.float32) / 32768 * scale * channel + center
 
 
 def upper_byte_of_fp16(x, midpoint):
@@ -57,25 +57,47 @@ def upper_byte_of_fp16(x, midpoint):
     return bits.view(torch.float16).float()
 
 
-def recode(name, keys, values, channel):
+def recode(name, keys, values, code):
     if name in HALF_CODES:
         return keys.to(HALF_CODES[name]).float(), values.to(HALF_CODES[name]).float()
     if name.startswith("fp16 byte"):
         return [upper_byte_of_fp16(x, name.endswith("midpoint")) for x in (keys, values)]
     k, v = (int(bits) for bits in name.split("/"))
-    return plane_code(keys, k, channel), plane_code(values, v, 1.0)
+    return plane_code(keys, k, *code), plane_code(values, v, 1.0, 0.0)
 
 
-def channel_scales(model, ids):
-    """Largest |K| of each channel after RoPE over a text; the two channels of a RoPE pair share the larger."""
-    cache = model(ids, use_cache=True, logits_to_keep=1).past_key_values
-    scales = []
-    for layer in cache.layers:
-        top = layer.keys.abs().amax(2, keepdim=True)[0]
-        half = top.shape[-1] // 2
-        pair = torch.maximum(top[..., :half], top[..., half:])
-        scales.append(torch.cat([pair, pair], -1))
-    return scales
+def key_code(model, ids, places=4, context=8192):
+    """(scale, center) of each layer's K after RoPE: the text read at places spread over the context; center the middle of the range,
+    scale half of it (the larger of a RoPE pair) over the eighth root of the queries' energy."""
+    import transformers.models.llama.modeling_llama as llama
+
+    seen, rotate = [], llama.apply_rotary_pos_emb
+
+    def watch(q, k, *rest, **named):
+        q, k = rotate(q, k, *rest, **named)
+        seen.append((q[0], k[0]))
+        return q, k
+
+    llama.apply_rotary_pos_emb = watch
+    context = min(context, model.config.max_position_embeddings)
+    for place in range(places):
+        first = (context - ids.shape[1]) * place // (places - 1)
+        model(ids, position_ids=torch.arange(first, first + ids.shape[1])[None], logits_to_keep=1)
+    llama.apply_rotary_pos_emb = rotate
+    layers = len(seen) // places
+    codes = []
+    for layer in range(layers):
+        q = torch.cat([seen[place * layers + layer][0] for place in range(places)], 1)
+        k = torch.cat([seen[place * layers + layer][1] for place in range(places)], 1)
+        least, most = k.amin(1, keepdim=True), k.amax(1, keepdim=True)
+        half = k.shape[-1] // 2
+        span = most - least
+        pair = torch.maximum(span[..., :half], span[..., half:]) / 2
+        energy = q.view(k.shape[0], -1, q.shape[1], k.shape[-1]).pow(2).mean((1, 2)).unsqueeze(1)
+        use = (energy[..., :half] + energy[..., half:]) / 2 / energy.mean(-1, keepdim=True)
+        pair = pair * use.clamp_min(1e-4).pow(-1 / 8)
+        codes.append((torch.cat([pair, pair], -1), (least + most) / 2))
+    return codes
 
 
 def snr(x, y):
@@ -93,7 +115,7 @@ def main():
     torch.set_grad_enabled(False)
     model, tokenizer = parity_loader()(args.model)[:2]
     encode = lambda text: torch.tensor([tokenizer.encode(text, add_special_tokens=False).ids])
-    channels = channel_scales(model, encode((ROOT / "README.md").read_text())[:, :512])
+    codes = key_code(model, encode((ROOT / "README.md").read_text())[:, :512])
 
     whole = ["fp16", "bf16", "16/16"]
     middle = ["12/12", "12/8", "8/8", "8/4", "4/4", "fp16 byte truncated", "fp16 byte midpoint"]
@@ -116,9 +138,9 @@ def main():
             changed = copy.deepcopy(cache)
             deep = name in ("8/4", "4/4")
             tokens = slice(0, start) if name in whole else slice(64, start - (256 if deep else 64))
-            for layer, channel in zip(changed.layers, channels):
+            for layer, code in zip(changed.layers, codes):
                 keys, values = layer.keys[:, :, tokens], layer.values[:, :, tokens]
-                new_keys, new_values = recode(name, keys, values, channel)
+                new_keys, new_values = recode(name, keys, values, code)
                 if name in whole:
                     decibels[name] += [snr(keys, new_keys), snr(values, new_values)]
                 layer.keys[:, :, tokens], layer.values[:, :, tokens] = new_keys, new_values
