@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "backend/plane_code.h"
+#include "backend/sampling.h"
 #include "base/dtype.h"
 #include "base/ids.h"
 #include "base/status.h"
@@ -63,6 +64,9 @@ struct StepBatch {
   std::span<const SequenceSlice> sequences;
   std::span<const BlockView> blocks;
   std::span<const std::int32_t> logit_rows;   // rows of `tokens` whose logits are wanted, ascending
+  /// One a logit row, or none: then all logits go to the host. Only for a backend that SamplesTokens().
+  std::span<const RowSampling> sampling;
+  std::int32_t sampled_columns = 0;           // with `sampling`: token ids 0 .. this - 1 may be taken
 };
 
 /// RoPE angles: position * inv_freq[i] for the pair (i, i + head_dim / 2); scaling (Llama 3) is folded into inv_freq.
@@ -84,6 +88,9 @@ struct PageCopy {
   PageId page;
   std::byte* host = nullptr;
 };
+
+/// Host memory that the device's copies reach fastest (pinned); null: the backend has no better memory than any other.
+using HostMemory = std::unique_ptr<std::byte[], void (*)(std::byte*)>;
 
 using CopyTicket = StrongId<struct CopyTicketTag, std::uint64_t>;
 enum class CopyState { kPending, kDone, kFailed };
@@ -158,10 +165,17 @@ class Backend {
   virtual void Logits(TensorId x, VectorId norm, float eps, MatrixId weight) = 0;
   /// Runs what is still queued. After it returns, pages that the step read may be reused.
   virtual Status EndStep() = 0;
-  /// [logit_rows, vocabulary] f32 on the host; valid until the next BeginStep.
+  /// [logit_rows, vocabulary] f32 on the host; valid until the next BeginStep. With StepBatch.sampling: only the rows whose
+  /// RowSampling says on_host, one behind the other.
   virtual std::span<const float> LogitRows() const = 0;
+  /// Does this backend take tokens itself, by StepBatch.sampling?
+  virtual bool SamplesTokens() const { return false; }
+  /// [logit_rows] token ids taken in the step, or kNoToken; undefined for rows on_host. Valid until the next BeginStep.
+  virtual std::span<const std::int32_t> SampledTokens() const { return {}; }
 
   // ---- page copies (exact store, restore, offload) --------------------------------------------------------------------------
+  /// `bytes` of host memory for the exact store; null when ordinary memory is as good. OutOfMemory when it cannot be had.
+  virtual Result<HostMemory> AllocateHost(std::size_t /*bytes*/) { return HostMemory(nullptr, nullptr); }
   /// Device to host, after every op given so far. The host buffers stay the caller's and must live until the ticket is done.
   virtual CopyTicket CopyOut(std::span<const PageCopy> copies) = 0;
   /// Host to device. The caller guarantees that no step in flight reads these pages; a step begun later may.

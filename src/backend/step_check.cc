@@ -74,6 +74,13 @@ Status CheckStepBatch(const StepBatch& batch, std::uint32_t pages) {
     }
     last = row;
   }
+  if (!batch.sampling.empty() &&
+      (batch.sampling.size() != batch.logit_rows.size() || batch.sampled_columns < 1)) {
+    return InvalidArgument("step: " + Number(static_cast<std::int64_t>(batch.sampling.size())) +
+                           " rows to sample of " +
+                           Number(static_cast<std::int64_t>(batch.logit_rows.size())) + ", among " +
+                           Number(batch.sampled_columns) + " tokens");
+  }
   return {};
 }
 

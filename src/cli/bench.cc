@@ -14,10 +14,6 @@
 #include "replay/report.h"
 #include "replay/texts.h"
 
-#if defined(PLIANT_CUDA)
-#include "backend/cuda/cuda_backend.h"
-#endif
-
 namespace pliant {
 namespace {
 
@@ -26,7 +22,8 @@ using Json = nlohmann::ordered_json;
 struct EngineBenchFlags {
   ModelFlags model;
   EngineFlags engine;
-  std::string workload, synthetic, json;
+  std::string workload, json;
+  std::vector<std::string> synthetic;
   std::vector<std::string> policies = {"full", "offload", "elastic", "pliant"};
   WorkloadCut cut;
   std::uint64_t seed = 1;
@@ -56,39 +53,64 @@ Status WriteJson(const std::string& path, const Json& json) {
 
 // ---- bench engine -----------------------------------------------------------------------------------------------------------
 
-Result<std::vector<WorkloadRequest>> LoadWorkload(const EngineBenchFlags& flags) {
-  std::vector<WorkloadRequest> workload;
-  if (!flags.synthetic.empty()) {
-    PLIANT_ASSIGN_OR_RETURN(workload, MakeSyntheticWorkload(flags.synthetic, flags.seed));
-  } else if (flags.workload.empty()) {
-    return InvalidArgument("name a workload file, or make one up with --synthetic N:INPUT:OUTPUT:RATE");
-  } else {
-    PLIANT_ASSIGN_OR_RETURN(workload, ReadWorkload(flags.workload));
+struct NamedWorkload {
+  std::string name;
+  std::vector<WorkloadRequest> requests;
+};
+
+Result<std::vector<NamedWorkload>> LoadWorkloads(const EngineBenchFlags& flags) {
+  std::vector<NamedWorkload> workloads;
+  for (const std::string& spec : flags.synthetic) {
+    PLIANT_ASSIGN_OR_RETURN(auto requests, MakeSyntheticWorkload(spec, flags.seed));
+    workloads.push_back({spec, std::move(requests)});
   }
-  CutWorkload(workload, flags.cut);
-  return workload;
+  if (flags.synthetic.empty()) {
+    if (flags.workload.empty()) {
+      return InvalidArgument("name a workload file, or make one up with --synthetic N:INPUT:OUTPUT:RATE");
+    }
+    PLIANT_ASSIGN_OR_RETURN(auto requests, ReadWorkload(flags.workload));
+    workloads.push_back({flags.workload, std::move(requests)});
+  }
+  for (NamedWorkload& workload : workloads) CutWorkload(workload.requests, flags.cut);
+  return workloads;
 }
 
-// One policy: its own engine from start to end. The backend belongs to the engine, so the weights are loaded anew.
-Result<ReplayResult> ReplayPolicy(const EngineBenchFlags& flags, const std::string& policy,
-                                  const std::vector<WorkloadRequest>& workload) {
+// One policy: its own engine from start to end, for all workloads one after the other. The backend belongs to the engine, so
+// the weights are loaded anew.
+Result<std::vector<ReplayResult>> ReplayPolicy(const EngineBenchFlags& flags, const std::string& policy,
+                                               const std::vector<NamedWorkload>& workloads) {
   EngineFlags engine_flags = flags.engine;
   engine_flags.policy = policy;
   PLIANT_ASSIGN_OR_RETURN(OpenedModel opened, OpenModel(flags.model));
   PLIANT_ASSIGN_OR_RETURN(std::unique_ptr<Engine> engine, StartEngine(engine_flags, opened));
-  Progress progress(policy);
   const ReplayOptions options{
       .vocabulary = std::min<std::int64_t>(opened.model->config().vocab_size, opened.tokenizer->size()),
       .min_bits = flags.min_bits,
       .give_up_seconds = flags.cut_off};
-  return Replay(*engine, workload, options, [&](const ReplayProgress& at) {
-    char detail[160];
-    std::snprintf(detail, sizeof detail, "%lld of %lld ended, %lld running, %lld waiting, %.0f tokens/s, %.0f s",
-                  static_cast<long long>(at.ended), static_cast<long long>(at.total),
-                  static_cast<long long>(at.running), static_cast<long long>(at.waiting),
-                  at.seconds > 0 ? static_cast<double>(at.output_tokens) / at.seconds : 0.0, at.seconds);
-    progress.Update(static_cast<std::uint64_t>(at.ended), static_cast<std::uint64_t>(at.total), detail);
-  });
+  std::vector<ReplayResult> results;
+  for (const NamedWorkload& workload : workloads) {
+    Progress progress(policy);
+    results.push_back(Replay(*engine, workload.requests, options, [&](const ReplayProgress& at) {
+      char detail[160];
+      std::snprintf(detail, sizeof detail, "%lld of %lld ended, %lld running, %lld waiting, %.0f tokens/s, %.0f s",
+                    static_cast<long long>(at.ended), static_cast<long long>(at.total),
+                    static_cast<long long>(at.running), static_cast<long long>(at.waiting),
+                    at.seconds > 0 ? static_cast<double>(at.output_tokens) / at.seconds : 0.0, at.seconds);
+      progress.Update(static_cast<std::uint64_t>(at.ended), static_cast<std::uint64_t>(at.total), detail);
+    }));
+  }
+  return results;
+}
+
+void PrintWorkload(const NamedWorkload& workload, const EngineBenchFlags& flags) {
+  std::int64_t input = 0, output = 0;
+  for (const WorkloadRequest& request : workload.requests) {
+    input += request.input;
+    output += request.output;
+  }
+  std::printf("%s: %zu requests in %.1f s, %lld tokens in, %lld out; KV memory %s, floor %d bits\n", workload.name.c_str(),
+              workload.requests.size(), workload.requests.back().arrival, static_cast<long long>(input),
+              static_cast<long long>(output), flags.engine.kv_memory.c_str(), flags.engine.kv_floor);
 }
 
 int BenchEngine(EngineBenchFlags flags) {
@@ -97,37 +119,32 @@ int BenchEngine(EngineBenchFlags flags) {
     if (!flags.model.model.empty()) return Fail(InvalidArgument("name a workload file or use --synthetic, not both"));
     std::swap(flags.model.model, flags.workload);
   }
-  const Result<std::vector<WorkloadRequest>> workload = LoadWorkload(flags);
-  if (!workload.ok()) return Fail(workload.status());
+  const Result<std::vector<NamedWorkload>> workloads = LoadWorkloads(flags);
+  if (!workloads.ok()) return Fail(workloads.status());
   for (const std::string& policy : flags.policies) {
     if (const auto known = ParseKvPolicy(policy); !known.ok()) return Fail(known.status());
   }
-  std::int64_t input = 0, output = 0;
-  for (const WorkloadRequest& request : *workload) {
-    input += request.input;
-    output += request.output;
-  }
-  const std::string name = flags.synthetic.empty() ? flags.workload : flags.synthetic;
-  std::printf("%s: %zu requests in %.1f s, %lld tokens in, %lld out; KV memory %s, at most %d running\n", name.c_str(),
-              workload->size(), workload->back().arrival, static_cast<long long>(input), static_cast<long long>(output),
-              flags.engine.kv_memory.c_str(), flags.engine.max_running);
-  std::fflush(stdout);
-  std::vector<NamedReplay> replays;
-  Json json = {{"workload", name},
-               {"model", flags.model.model},
-               {"kv_memory", flags.engine.kv_memory},
-               {"kv_floor", flags.engine.kv_floor},
-               {"exact_store", flags.engine.exact_store},
-               {"max_running", flags.engine.max_running},
-               {"max_batch_tokens", flags.engine.max_batch_tokens}};
+  std::vector<std::vector<NamedReplay>> replays(workloads->size());  // [workload][policy]
   for (const std::string& policy : flags.policies) {
-    Result<ReplayResult> result = ReplayPolicy(flags, policy, *workload);
-    if (!result.ok()) return Fail(result.status().WithContext("policy " + policy));
-    json["policies"][policy] = ReplayJson(*result);
-    replays.push_back({policy, *std::move(result)});
+    Result<std::vector<ReplayResult>> results = ReplayPolicy(flags, policy, *workloads);
+    if (!results.ok()) return Fail(results.status().WithContext("policy " + policy));
+    for (std::size_t i = 0; i < results->size(); ++i) replays[i].push_back({policy, std::move((*results)[i])});
   }
-  std::printf("%s", ReplayTable(replays).c_str());
-  const Status written = WriteJson(flags.json, json);
+  Json all = Json::array();
+  for (std::size_t i = 0; i < workloads->size(); ++i) {
+    PrintWorkload((*workloads)[i], flags);
+    std::printf("%s", ReplayTable(replays[i]).c_str());
+    Json json = {{"workload", (*workloads)[i].name},
+                 {"model", flags.model.model},
+                 {"kv_memory", flags.engine.kv_memory},
+                 {"kv_floor", flags.engine.kv_floor},
+                 {"exact_store", flags.engine.exact_store},
+                 {"max_running", flags.engine.max_running},
+                 {"max_batch_tokens", flags.engine.max_batch_tokens}};
+    for (const NamedReplay& replay : replays[i]) json["policies"][replay.policy] = ReplayJson(replay.result);
+    all.push_back(std::move(json));
+  }
+  const Status written = WriteJson(flags.json, all.size() == 1 ? all.front() : all);
   return written.ok() ? 0 : Fail(written);
 }
 
@@ -142,7 +159,8 @@ Command AddBenchEngine(CLI::App& app) {
       ->delimiter(',')
       ->capture_default_str()
       ->check(CLI::IsMember({"full", "offload", "elastic", "pliant"}));
-  app.add_option("--synthetic", flags->synthetic, "Instead of a file: N:INPUT:OUTPUT:RATE (Poisson; rate 0: all at once)");
+  app.add_option("--synthetic", flags->synthetic, "Instead of a file: N:INPUT:OUTPUT:RATE (Poisson; rate 0: all at once); several, one after the other, start with the same prompts: with --no-prefix-cache")
+      ->delimiter(',');
   app.add_option("--seed", flags->seed, "Of the made-up arrivals")->capture_default_str();
   app.add_option("--limit", flags->cut.limit, "Only the first N requests; 0: all")->capture_default_str();
   app.add_option("--scale-time", flags->cut.scale_time, "Arrivals are multiplied by this (2: half the load)")
@@ -167,19 +185,10 @@ Command AddBenchEngine(CLI::App& app) {
 // ---- bench quality ----------------------------------------------------------------------------------------------------------
 
 Result<std::unique_ptr<Backend>> QualityBackend(const QualityFlags& flags, bool precise) {
-#if defined(PLIANT_CUDA)
-  if (flags.backend == "auto" || flags.backend == "cuda") {
-    Result<std::unique_ptr<Backend>> cuda = MakeCudaBackend({});
-    if (cuda.ok() || flags.backend == "cuda") return cuda;
-  }
-#else
-  if (flags.backend == "cuda") return Unimplemented("this binary was built without CUDA (cmake --preset cuda)");
-#endif
-  if (flags.backend == "ref") return MakeReferenceBackend();
   // Precise: products and attention in f32; the AMX level's attention works with 8-bit digits of q.
-  return MakeCpuBackend({.threads = flags.threads,
-                         .level = precise && flags.level == "auto" ? "avx512" : flags.level,
-                         .precise = precise});
+  return MakeNamedBackend(flags.backend, {.threads = flags.threads,
+                                          .level = precise && flags.level == "auto" ? "avx512" : flags.level,
+                                          .precise = precise});
 }
 
 // A model ready to be driven directly.

@@ -37,21 +37,6 @@ std::uint64_t QuarterOfFreeMemory() {
   return AvailableHostMemory().value_or(kWhenUnknown) / 4;
 }
 
-Result<std::unique_ptr<Backend>> MakeBackend(const EngineFlags& flags) {
-  std::string name = flags.backend;
-#if defined(PLIANT_CUDA)
-  if (name == "auto" || name == "cuda") {
-    Result<std::unique_ptr<Backend>> cuda = MakeCudaBackend({});
-    if (cuda.ok() || name == "cuda") return cuda;
-    std::fprintf(stderr, "pliant: no GPU (%s); using the CPU\n", cuda.status().message().c_str());
-  }
-#else
-  if (name == "cuda") return Unimplemented("this binary was built without CUDA (cmake --preset cuda)");
-#endif
-  if (name == "ref") return MakeReferenceBackend();
-  return MakeCpuBackend({.threads = flags.threads});
-}
-
 Result<KvOptions> MakeKvOptions(const EngineFlags& flags, const Backend& backend) {
   KvOptions kv;
   if (flags.kv_memory == "auto") {
@@ -81,6 +66,20 @@ Result<KvOptions> MakeKvOptions(const EngineFlags& flags, const Backend& backend
 
 }  // namespace
 
+Result<std::unique_ptr<Backend>> MakeNamedBackend(const std::string& name, const CpuOptions& cpu, [[maybe_unused]] bool cuda_graphs) {
+#if defined(PLIANT_CUDA)
+  if (name == "auto" || name == "cuda") {
+    Result<std::unique_ptr<Backend>> cuda = MakeCudaBackend({.graphs = cuda_graphs});
+    if (cuda.ok() || name == "cuda") return cuda;
+    std::fprintf(stderr, "pliant: no GPU (%s); using the CPU\n", cuda.status().message().c_str());
+  }
+#else
+  if (name == "cuda") return Unimplemented("this binary was built without CUDA (cmake --preset cuda)");
+#endif
+  if (name == "ref") return MakeReferenceBackend();
+  return MakeCpuBackend(cpu);
+}
+
 void ModelFlags::AddTo(CLI::App& app) {
   app.add_option("MODEL", model, "GGUF file or Hugging Face folder (default: SmolLM2-135M-Instruct, fetched by ./dev model)");
   app.add_option("--chat-template", chat_template, "Jinja file that replaces the model's own chat template");
@@ -92,7 +91,7 @@ void EngineFlags::AddTo(CLI::App& app) {
       ->capture_default_str()
       ->check(CLI::IsMember({"auto", "cpu", "cuda", "ref"}));
   app.add_option("--threads", threads, "Compute threads; 0: one a core")->capture_default_str()->check(CLI::Range(0, 1024));
-  app.add_option("--kv-memory", kv_memory, "Bytes for the KV cache, e.g. 512MiB; auto: a quarter of free memory, at most 1GiB (CPU)")
+  app.add_option("--kv-memory", kv_memory, "Bytes for the KV cache, e.g. 512MiB; auto: a quarter of free memory, at most 1GiB (CPU), or 85 % of what the weights leave (GPU)")
       ->capture_default_str();
   app.add_option("--kv-bits", kv_bits, "Bits a KV element is stored with when memory is ample")
       ->capture_default_str()
@@ -110,10 +109,15 @@ void EngineFlags::AddTo(CLI::App& app) {
   app.add_option("--context", context, "Longest prompt + answer in tokens; 0: the model's own")
       ->capture_default_str()
       ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 24));
-  app.add_option("--max-batch-tokens", max_batch_tokens, "Tokens of one step; prompts are cut into chunks of this size")
+  app.add_option("--max-batch-tokens", max_batch_tokens, "Tokens of one step; prompts are cut into chunks of this size; 0: 512 on a CPU, 2048 on a GPU")
       ->capture_default_str()
-      ->check(CLI::Range(16, 16384));
-  app.add_option("--max-running", max_running, "Requests decoded at once")->capture_default_str()->check(CLI::Range(1, 4096));
+      ->check(CLI::Range(16, 16384) | CLI::IsMember({0}));
+  app.add_option("--max-running", max_running, "Requests decoded at once; 0: 64 on a CPU, 256 on a GPU")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 4096));
+#if defined(PLIANT_CUDA)
+  app.add_flag("--no-cuda-graphs", no_cuda_graphs, "Launch every step's kernels one by one");
+#endif
   app.add_option("--max-queue", max_waiting, "Requests that may wait; beyond it clients get 429")
       ->capture_default_str()
       ->check(CLI::Range(0, 1 << 20));
@@ -159,10 +163,12 @@ Result<OpenedModel> OpenModel(const ModelFlags& flags) {
 }
 
 Result<std::unique_ptr<Engine>> StartEngine(const EngineFlags& flags, OpenedModel& opened) {
-  PLIANT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, MakeBackend(flags));
+  PLIANT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, MakeNamedBackend(flags.backend, {.threads = flags.threads}, !flags.no_cuda_graphs));
+  const bool gpu = backend->Name() == "cuda";
   EngineOptions options;
-  options.sched.max_batch_tokens = flags.max_batch_tokens;
-  options.sched.max_running = std::min(flags.max_running, flags.max_batch_tokens);
+  options.sched.max_batch_tokens = flags.max_batch_tokens != 0 ? flags.max_batch_tokens : gpu ? 2048 : 512;
+  options.sched.max_running = flags.max_running != 0 ? flags.max_running : gpu ? 256 : 64;
+  options.sched.max_running = std::min(options.sched.max_running, options.sched.max_batch_tokens);
   options.sched.max_waiting = flags.max_waiting;
   options.sched.max_context = flags.context == 0 ? opened.model->config().context_length
                                                  : std::min(flags.context, opened.model->config().context_length);

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "backend/backend.h"
 #include "engine/engine_factory.h"
 #include "model/model.h"
 #include "text/chat_template.h"
@@ -31,9 +32,10 @@ struct EngineFlags {
   bool no_prefix_cache = false;
   bool no_calibration = false;
   std::int64_t context = 0;
-  int max_batch_tokens = 512;
-  int max_running = 64;
+  int max_batch_tokens = 0;  // 0: by the backend
+  int max_running = 0;       // 0: by the backend
   int max_waiting = 256;
+  bool no_cuda_graphs = false;
   void AddTo(CLI::App& app);
 };
 
@@ -52,6 +54,9 @@ Result<OpenedModel> OpenModel(const ModelFlags& flags);
 
 /// Loads the weights with progress and starts the engine.
 Result<std::unique_ptr<Engine>> StartEngine(const EngineFlags& flags, OpenedModel& opened);
+
+/// "cpu", "cuda", "ref", or "auto": the GPU if there is a usable one, else the CPU, and standard error says so in one line.
+Result<std::unique_ptr<Backend>> MakeNamedBackend(const std::string& name, const CpuOptions& cpu, bool cuda_graphs = true);
 
 /// The variables a chat template gets besides the messages (bos_token, eos_token, add_generation_prompt).
 Result<std::string> RenderChat(const OpenedModel& opened, const std::string& messages_json, bool add_generation_prompt);

@@ -27,7 +27,9 @@ struct EngineStats {
   std::int64_t preemptions = 0, demotions = 0, restores = 0, offloads = 0;
   std::int64_t tokens_below_16_bits = 0, restore_nanoseconds = 0;
   std::int64_t decisions[static_cast<int>(Reason::kCount)] = {};  // by reason: what each rung of the ladder did
-  std::int64_t steps = 0, step_nanoseconds = 0;
+  std::int64_t steps = 0, step_nanoseconds = 0;  // the time from a plan to its tokens
+  std::int64_t plan_nanoseconds = 0;             // deciding on steps, ladder and copies included; the device idles meanwhile
+  std::int64_t settle_nanoseconds = 0;           // taking results in and handing tokens over, likewise
   std::int64_t nonfinite_requests = 0;  // ended because their logits were not finite
 };
 

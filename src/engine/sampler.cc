@@ -17,52 +17,6 @@ std::uint64_t Mix(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
-struct Peak {
-  TokenId id = 0;
-  float value = kNegativeInfinity;
-  bool finite = true;  // no NaN and no +inf anywhere, and something above -inf
-};
-
-// -inf is how a model may mask a token; NaN and +inf are faults. Several lanes keep the loop free of a serial dependency.
-Peak FindPeak(std::span<const float> logits) {
-  constexpr std::size_t kLanes = 16;
-  float best[kLanes], poison[kLanes];
-  std::fill(best, best + kLanes, kNegativeInfinity);
-  std::fill(poison, poison + kLanes, 0.0f);
-  std::size_t i = 0;
-  for (; i + kLanes <= logits.size(); i += kLanes) {
-    for (std::size_t lane = 0; lane < kLanes; ++lane) {
-      const float x = logits[i + lane];
-      best[lane] = x > best[lane] ? x : best[lane];
-      poison[lane] += x != x ? 1.0f : 0.0f;
-    }
-  }
-  for (; i < logits.size(); ++i) {
-    best[0] = logits[i] > best[0] ? logits[i] : best[0];
-    poison[0] += logits[i] != logits[i] ? 1.0f : 0.0f;
-  }
-  Peak peak;
-  for (std::size_t lane = 0; lane < kLanes; ++lane) {
-    peak.value = std::max(peak.value, best[lane]);
-    if (poison[lane] != 0) peak.finite = false;
-  }
-  if (!std::isfinite(peak.value)) peak.finite = false;
-  if (peak.finite) {
-    peak.id = static_cast<TokenId>(std::find(logits.begin(), logits.end(), peak.value) - logits.begin());
-  }
-  return peak;
-}
-
-// Heavier first, equal weights by id.
-constexpr auto kBetter = [](const auto& a, const auto& b) { return a.weight != b.weight ? a.weight > b.weight : a.id < b.id; };
-
-template <typename Candidates>
-double Total(const Candidates& candidates) {
-  double total = 0;
-  for (const auto& c : candidates) total += c.weight;
-  return total;
-}
-
 }  // namespace
 
 double LogSumExp(std::span<const float> logits, float max_logit) {
@@ -119,8 +73,15 @@ void Sampler::Adjust(std::vector<float>& logits) const {
   }
 }
 
-double Sampler::NextUniform() {
-  return static_cast<double>(Mix(Mix(seed_) ^ draws_++) >> 11) * 0x1.0p-53;
+RowSampling Sampler::NextRow() {
+  RowSampling row{.temperature = params_.temperature, .top_p = params_.top_p, .min_p = params_.min_p, .top_k = params_.top_k};
+  if (params_.temperature != 0) row.uniform = static_cast<double>(Mix(Mix(seed_) ^ draws_++) >> 11) * 0x1.0p-53;
+  return row;
+}
+
+std::optional<RowSampling> Sampler::ForDevice() {
+  if (Adjusts() || params_.top_logprobs >= 0) return std::nullopt;
+  return NextRow();
 }
 
 Result<TokenLogprob> Sampler::Sample(std::span<const float> logits, std::int64_t vocab_size) {
@@ -138,7 +99,7 @@ Result<TokenLogprob> Sampler::Sample(std::span<const float> logits, std::int64_t
     if (!peak.finite) return Internal("no token is left to sample after bias and penalties");
   }
   TokenLogprob out;
-  out.token = params_.temperature == 0 ? peak.id : Draw(adjusted, peak.value);
+  out.token = params_.temperature == 0 ? peak.id : rows_.Draw(adjusted, peak.value, NextRow());
   ++output_counts_[out.token];
   if (params_.repetition_penalty != 1.0f) seen_.insert(out.token);
   if (params_.top_logprobs >= 0) {
@@ -148,45 +109,6 @@ Result<TokenLogprob> Sampler::Sample(std::span<const float> logits, std::int64_t
     for (auto& [id, value] : out.top) value = static_cast<float>(value - log_sum);
   }
   return out;
-}
-
-TokenId Sampler::Draw(std::span<const float> logits, float max_logit) {
-  // Everything is divided by temperature by way of the exponent, so that a tiny temperature cannot overflow.
-  const float inverse_temperature = 1.0f / std::max(params_.temperature, 1e-5f);
-  const float cutoff = params_.min_p > 0 ? std::log(params_.min_p) / inverse_temperature : kNegativeInfinity;
-  candidates_.clear();
-  for (std::size_t i = 0; i < logits.size(); ++i) {
-    const float below = logits[i] - max_logit;
-    // exp(-104) is below the smallest float: such a token has no weight in any sum that follows.
-    if (below < cutoff || below * inverse_temperature < -104.0f) continue;
-    candidates_.push_back({std::exp(below * inverse_temperature), static_cast<TokenId>(i)});
-  }
-  if (params_.top_k > 0 && static_cast<std::size_t>(params_.top_k) < candidates_.size()) KeepTopK();
-  if (params_.top_p < 1.0f) KeepTopP();
-  double left = NextUniform() * Total(candidates_);
-  for (const Candidate& c : candidates_) {
-    left -= c.weight;
-    if (left < 0) return c.id;
-  }
-  return candidates_.back().id;
-}
-
-void Sampler::KeepTopK() {
-  std::nth_element(candidates_.begin(), candidates_.begin() + params_.top_k, candidates_.end(), kBetter);
-  candidates_.resize(params_.top_k);
-}
-
-void Sampler::KeepTopP() {
-  const double needed = static_cast<double>(params_.top_p) * Total(candidates_);
-  // All tokens below an even share of what top_p leaves out hold less than that together, so none of them is needed to reach
-  // top_p: the sort sees only the others.
-  const double even_share = (Total(candidates_) - needed) / static_cast<double>(candidates_.size());
-  std::erase_if(candidates_, [&](const Candidate& c) { return c.weight < even_share; });
-  std::sort(candidates_.begin(), candidates_.end(), kBetter);
-  double kept = 0;
-  std::size_t count = 0;
-  while (count < candidates_.size() && (count == 0 || kept < needed)) kept += candidates_[count++].weight;
-  candidates_.resize(count);  // the token that crosses top_p is kept
 }
 
 }  // namespace pliant

@@ -6,11 +6,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
+#include "backend/sampling.h"
 #include "engine/request.h"
 
 namespace pliant {
@@ -24,20 +26,17 @@ class Sampler {
   /// logit that matters is not finite: the request must end, no token is invented.
   Result<TokenLogprob> Sample(std::span<const float> logits, std::int64_t vocab_size);
 
+  /// How a backend that samples shall take the next token, in Sample's place; nothing when it needs the logits themselves
+  /// (penalties, bias, forbidden tokens, logprobs). Uses up the same draw as Sample would, so that both give the same token.
+  std::optional<RowSampling> ForDevice();
+
   /// Forbids tokens for the next Sample (end-of-sequence ids before min_tokens).
   void Forbid(std::span<const TokenId> ids) { forbidden_.assign(ids.begin(), ids.end()); }
 
  private:
-  struct Candidate {
-    float weight;  // exp((logit - largest logit) / temperature)
-    TokenId id;
-  };
   bool Adjusts() const;
   void Adjust(std::vector<float>& logits) const;
-  TokenId Draw(std::span<const float> logits, float max_logit);
-  void KeepTopK();
-  void KeepTopP();
-  double NextUniform();
+  RowSampling NextRow();  // uses up a draw when the temperature asks for one
 
   SamplingParams params_;
   std::uint64_t seed_;
@@ -46,7 +45,7 @@ class Sampler {
   std::unordered_set<TokenId> seen_;  // prompt and output, kept only for the repetition penalty
   std::vector<TokenId> forbidden_;
   std::vector<float> scratch_;
-  std::vector<Candidate> candidates_;
+  RowSampler rows_;
 };
 
 /// Best `n` tokens of a row by logit, best first, equal logits by id. Exposed for tests.

@@ -58,10 +58,12 @@ void StepLoop::FailAll(const Status& status) {
 }
 
 Nanoseconds StepLoop::Step() {
+  const Nanoseconds plan_start = clock_->Now();
   StepPlan plan = scheduler_->Plan();
   HandleSchedulerEvents();
   if (plan.empty()) return plan.idle() ? -1 : std::max<Nanoseconds>(plan.wait(), 1000);
   const Nanoseconds start = clock_->Now();
+  counters_.plan_nanoseconds += start - plan_start;
   const Status status = Run(plan);
   if (!status.ok()) {
     // The step's requests cannot be trusted to do better next time: end them, keep the others.
@@ -76,7 +78,8 @@ Nanoseconds StepLoop::Step() {
     }
     return 0;
   }
-  counters_.step_nanoseconds += clock_->Now() - start;
+  const Nanoseconds ran = clock_->Now();
+  counters_.step_nanoseconds += ran - start;
   scheduler_->Settle(std::move(plan), sampled_);
   for (Ending& ending : endings_) End(ending.id, ending.reason, std::move(ending.error), std::move(ending.event));
   endings_.clear();
@@ -86,50 +89,97 @@ Nanoseconds StepLoop::Step() {
   }
   deliveries_.clear();
   HandleSchedulerEvents();
+  counters_.settle_nanoseconds += clock_->Now() - ran;
   return 0;
 }
 
 Status StepLoop::Run(const StepPlan& plan) {
-  PLIANT_RETURN_IF_ERROR(model_->Forward(*backend_, plan.batch()));
+  const std::span<const RequestId> samplers = plan.samplers();
+  StepBatch batch = plan.batch();
+  if (backend_->SamplesTokens()) {
+    batch.sampling = PlanSampling(samplers);
+    batch.sampled_columns = static_cast<std::int32_t>(ValidTokens());
+  }
+  PLIANT_RETURN_IF_ERROR(model_->Forward(*backend_, batch));
   ReportPrefill(plan);
   const std::span<const float> logits = backend_->LogitRows();
-  const std::span<const RequestId> samplers = plan.samplers();
-  const std::size_t vocabulary = static_cast<std::size_t>(model_->config().vocab_size);
-  PLIANT_CHECK(logits.size() >= samplers.size() * vocabulary, "the backend gave fewer logit rows than asked for");
+  const std::span<const std::int32_t> tokens = backend_->SampledTokens();
+  const auto vocabulary = static_cast<std::size_t>(model_->config().vocab_size);
+  PLIANT_CHECK(batch.sampling.empty() || tokens.size() >= samplers.size(), "the backend sampled fewer rows than asked for");
   sampled_.clear();
+  std::size_t host_row = 0;
   for (std::size_t i = 0; i < samplers.size(); ++i) {
-    sampled_.push_back(SampleRow(samplers[i], logits.subspan(i * vocabulary, vocabulary)));
+    if (!batch.sampling.empty() && batch.sampling[i].on_host == 0) {
+      sampled_.push_back(TakeRow(samplers[i], tokens[i]));
+      continue;
+    }
+    PLIANT_CHECK(logits.size() >= (host_row + 1) * vocabulary, "the backend gave fewer logit rows than asked for");
+    sampled_.push_back(SampleRow(samplers[i], logits.subspan(host_row++ * vocabulary, vocabulary)));
   }
   return Status::Ok();
 }
 
-SampledToken StepLoop::SampleRow(RequestId id, std::span<const float> logits) {
-  SampledToken out{.request = id, .token = 0, .finished = true};
-  const auto found = live_.find(id);
-  if (found == live_.end()) return out;  // cancelled while the step ran; the scheduler ignores it
-  Live& live = found->second;
-  const std::int64_t valid = std::min<std::int64_t>(model_->config().vocab_size, tokenizer_->size());
+std::int64_t StepLoop::ValidTokens() const {
+  return std::min<std::int64_t>(model_->config().vocab_size, tokenizer_->size());
+}
+
+std::span<const RowSampling> StepLoop::PlanSampling(std::span<const RequestId> samplers) {
+  sampling_.clear();
+  for (const RequestId id : samplers) {
+    std::optional<RowSampling> row;
+    if (const auto found = live_.find(id); found != live_.end()) {
+      ForbidEarlyEnd(found->second);
+      row = found->second.sampler.ForDevice();
+    }
+    sampling_.push_back(row.value_or(RowSampling{.on_host = 1}));
+  }
+  return sampling_;
+}
+
+void StepLoop::ForbidEarlyEnd(Live& live) const {
   const bool may_stop = live.produced + 1 > live.request.stop.min_tokens;
   if (!may_stop && !live.request.stop.ignore_eos) {
     live.sampler.Forbid(tokenizer_->vocabulary().end_of_generation);
   } else {
     live.sampler.Forbid({});
   }
-  Result<TokenLogprob> sampled = live.sampler.Sample(logits, valid);
-  if (!sampled.ok()) {
-    ++counters_.nonfinite_requests;
-    endings_.push_back({id, FinishReason::kError, sampled.status(), {}});
-    return out;
-  }
+}
+
+SampledToken StepLoop::TakeRow(RequestId id, TokenId token) {
+  const auto found = live_.find(id);
+  if (found == live_.end()) return {.request = id, .token = 0, .finished = true};
+  if (token == kNoToken) return EndRow(id, Internal("the model's logits are not finite for this request"));
+  TokenLogprob sampled;
+  sampled.token = token;
+  return Deliver(id, found->second, sampled);
+}
+
+SampledToken StepLoop::SampleRow(RequestId id, std::span<const float> logits) {
+  const auto found = live_.find(id);
+  // Cancelled while the step ran; the scheduler ignores it.
+  if (found == live_.end()) return {.request = id, .token = 0, .finished = true};
+  Live& live = found->second;
+  ForbidEarlyEnd(live);
+  Result<TokenLogprob> sampled = live.sampler.Sample(logits, ValidTokens());
+  if (!sampled.ok()) return EndRow(id, sampled.status());
+  return Deliver(id, live, *sampled);
+}
+
+SampledToken StepLoop::EndRow(RequestId id, Status error) {
+  ++counters_.nonfinite_requests;
+  endings_.push_back({id, FinishReason::kError, std::move(error), {}});
+  return {.request = id, .token = 0, .finished = true};
+}
+
+SampledToken StepLoop::Deliver(RequestId id, Live& live, const TokenLogprob& sampled) {
   TokenEvent event;
-  out.token = sampled->token;
-  out.finished = Take(live, *sampled, event);
-  if (out.finished) {
+  const bool finished = Take(live, sampled, event);
+  if (finished) {
     endings_.push_back({id, *event.finish, Status::Ok(), std::move(event)});
   } else {
     deliveries_.push_back({id, std::move(event)});
   }
-  return out;
+  return {.request = id, .token = sampled.token, .finished = finished};
 }
 
 bool StepLoop::Take(Live& live, const TokenLogprob& sampled, TokenEvent& event) {

@@ -49,7 +49,14 @@ class StepLoop {
   };
 
   Status Run(const StepPlan& plan);
-  SampledToken SampleRow(RequestId id, std::span<const float> logits);
+  std::int64_t ValidTokens() const;  // token ids that the tokenizer and the model both know
+  /// How the backend shall take each row's token; rows that need their logits say on_host.
+  std::span<const RowSampling> PlanSampling(std::span<const RequestId> samplers);
+  void ForbidEarlyEnd(Live& live) const;
+  SampledToken TakeRow(RequestId id, TokenId token);                           // taken by the backend
+  SampledToken SampleRow(RequestId id, std::span<const float> logits);         // taken here
+  SampledToken EndRow(RequestId id, Status error);
+  SampledToken Deliver(RequestId id, Live& live, const TokenLogprob& sampled);
   /// Builds the event of a sampled token; returns whether the request is finished by it.
   bool Take(Live& live, const TokenLogprob& sampled, TokenEvent& event);
   void ReportPrefill(const StepPlan& plan);
@@ -78,6 +85,7 @@ class StepLoop {
   };
   std::vector<Delivery> deliveries_;
   std::vector<SampledToken> sampled_;
+  std::vector<RowSampling> sampling_;
   EngineStats counters_;  // only what the scheduler does not count
 };
 

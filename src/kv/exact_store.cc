@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 
+#include "kv/device_host_store.h"
 #include "kv/file_store.h"
 
 namespace pliant {
@@ -93,7 +94,7 @@ class RamStore final : public ExactStore {
 }  // namespace
 
 Result<std::unique_ptr<ExactStore>> MakeExactStore(const StoreSpec& spec, std::size_t page_bytes,
-                                                   std::uint32_t buffers) {
+                                                   std::uint32_t buffers, HostMemory memory) {
   if (spec.kind == StoreSpec::Kind::kNone) return std::unique_ptr<ExactStore>();
   const std::uint64_t count = std::min<std::uint64_t>(
       spec.bytes / page_bytes, std::numeric_limits<std::uint32_t>::max() - 1);
@@ -102,6 +103,7 @@ Result<std::unique_ptr<ExactStore>> MakeExactStore(const StoreSpec& spec, std::s
   if (spec.kind == StoreSpec::Kind::kFile) {
     return MakeFileStore(spec.path, slots, page_bytes, buffers);
   }
+  if (memory != nullptr) return MakeDeviceHostStore(std::move(memory), slots, page_bytes);
   void* arena = mmap(nullptr, static_cast<std::size_t>(slots) * page_bytes, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (arena == MAP_FAILED) {

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/backend.h"
 #include "base/ids.h"
 #include "base/status.h"
 #include "kv/kv_options.h"
@@ -68,8 +69,11 @@ class ExactStore {
 
 /// Null for StoreSpec::Kind::kNone, or when the budget does not hold one page. IoError or
 /// OutOfMemory when the memory or the file is not to be had; a file that exists already is refused.
-/// `buffers` is the number of pages a file store stages in RAM.
+/// `buffers` is the number of pages a file store stages in RAM. `memory`: what a RAM store lies in,
+/// at least spec.bytes; null: ordinary memory that it reserves itself.
 Result<std::unique_ptr<ExactStore>> MakeExactStore(const StoreSpec& spec, std::size_t page_bytes,
-                                                   std::uint32_t buffers = 64);
+                                                   std::uint32_t buffers = 64,
+                                                   HostMemory memory = HostMemory(nullptr,
+                                                                                  nullptr));
 
 }  // namespace pliant

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <limits>
 #include <string>
+#include <utility>
+
+#include "base/log.h"
 
 namespace pliant {
 namespace {
@@ -30,6 +33,22 @@ Status CheckOptions(const KvOptions& o) {
   return Status::Ok();
 }
 
+Result<std::unique_ptr<ExactStore>> MakeStore(Backend& backend, const KvOptions& options,
+                                              std::size_t page_bytes) {
+  if (options.policy == KvPolicy::kFull) return std::unique_ptr<ExactStore>();
+  HostMemory memory(nullptr, nullptr);
+  if (options.store.kind == StoreSpec::Kind::kRam && options.store.bytes >= page_bytes) {
+    Result<HostMemory> best = backend.AllocateHost(options.store.bytes);
+    if (best.ok()) {
+      memory = std::move(best).value();
+    } else {
+      spdlog::warn("{}; the exact store lies in ordinary memory instead, and its copies are slower",
+                   best.status().message());
+    }
+  }
+  return MakeExactStore(options.store, page_bytes, 64, std::move(memory));
+}
+
 int Blocks(std::int64_t tokens) {
   return static_cast<int>((tokens + kBlockTokens - 1) / kBlockTokens);
 }
@@ -52,9 +71,7 @@ Result<std::unique_ptr<KvManager>> KvManager::Create(Backend& backend, const KvG
                        std::to_string(kLeastBlocks * per_block * page_bytes) + " bytes");
   }
   PLIANT_ASSIGN_OR_RETURN(std::unique_ptr<ExactStore> store,
-                          options.policy == KvPolicy::kFull
-                              ? Result<std::unique_ptr<ExactStore>>(std::unique_ptr<ExactStore>())
-                              : MakeExactStore(options.store, page_bytes));
+                          MakeStore(backend, options, page_bytes));
   PLIANT_RETURN_IF_ERROR(
       backend.AllocatePages(geometry, static_cast<std::uint32_t>(pages)).WithContext("KV memory"));
   return std::unique_ptr<KvManager>(

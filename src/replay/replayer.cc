@@ -209,6 +209,10 @@ class Run {
     result_.demotions = after.demotions - before_.demotions;
     result_.restores = after.restores - before_.restores;
     result_.offloads = after.offloads - before_.offloads;
+    result_.steps = after.steps - before_.steps;
+    result_.step_seconds = Seconds(before_.step_nanoseconds, after.step_nanoseconds);
+    result_.plan_seconds = Seconds(before_.plan_nanoseconds, after.plan_nanoseconds);
+    result_.settle_seconds = Seconds(before_.settle_nanoseconds, after.settle_nanoseconds);
   }
 
   Engine& engine_;

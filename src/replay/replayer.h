@@ -39,6 +39,8 @@ struct ReplayResult {
   std::int64_t prompt_tokens = 0, output_tokens = 0, cached_tokens = 0, tokens_below_16_bits = 0;
   std::int64_t preemptions = 0, demotions = 0, restores = 0, offloads = 0;
   std::int64_t peak_running = 0, peak_waiting = 0;
+  std::int64_t steps = 0;
+  double step_seconds = 0, plan_seconds = 0, settle_seconds = 0;  // as EngineStats, over all steps
   int lowest_k_bits = 16, lowest_v_bits = 16;
   std::vector<ReplaySample> samples;
   double output_tokens_per_second() const { return seconds > 0 ? output_tokens / seconds : 0; }

@@ -78,6 +78,11 @@ std::vector<Line> ReplayLines() {
                        const char* format) {
     return [=](const ReplayResult& r) { return Format(format, r.*field.*part * factor); };
   };
+  const auto per_step = [](double ReplayResult::*field, const char* format) {
+    return [=](const ReplayResult& r) {
+      return Format(format, r.steps > 0 ? r.*field * 1e3 / static_cast<double>(r.steps) : 0.0);
+    };
+  };
   using R = ReplayResult;
   using D = Distribution;
   return {
@@ -106,6 +111,10 @@ std::vector<Line> ReplayLines() {
       {"demotions", count(&R::demotions)},
       {"restores", count(&R::restores)},
       {"offloads", count(&R::offloads)},
+      {"steps", count(&R::steps)},
+      {"  mean ms", per_step(&R::step_seconds, "%.2f")},
+      {"  planned before it, mean ms", per_step(&R::plan_seconds, "%.3f")},
+      {"  settled after it, mean ms", per_step(&R::settle_seconds, "%.3f")},
       {"peak running", count(&R::peak_running)},
       {"peak queue", count(&R::peak_waiting)},
       {"peak pages used",
@@ -192,6 +201,10 @@ Json ReplayJson(const ReplayResult& r, std::size_t max_samples) {
               {"demotions", r.demotions},
               {"restores", r.restores},
               {"offloads", r.offloads},
+              {"steps", r.steps},
+              {"step_seconds", r.step_seconds},
+              {"plan_seconds", r.plan_seconds},
+              {"settle_seconds", r.settle_seconds},
               {"peak_running", r.peak_running},
               {"peak_queue", r.peak_waiting}};
   Json states = Json::object();

@@ -271,6 +271,48 @@ TEST_P(CudaBackend, PagesHoldTheReferencesCodes) {
         }
 }
 
+/// Decode steps of changing sizes, as graphs and as ordinary launches: the same tokens, drawn where
+/// any change of the logits would show, and the same pages.
+TEST_P(CudaBackend, GraphsGiveTheTokensOfOrdinaryLaunches) {
+  const Case c = GetParam();
+  World plain(*MakeCudaBackend({.graphs = false}), c, kPages),
+      graphs(*MakeCudaBackend({}), c, kPages);
+  Sequences sequences(7, kPages);
+  std::mt19937 random(5);
+  std::size_t compared = 0;
+  for (int s = 0; s < 24; ++s) {
+    std::vector<int> rows(7, 1);
+    if (s == 0) rows = {40, 3, 33, 1, 70, 2, 20};
+    for (int i = s / 6; i > 0; --i) rows[(s + i) % 7] = 0;  // 7, 6, 5, 4 sequences
+    if (s == 15) rows = {1, 5, 1, 1, 1, 1, 1};
+    StepBatch batch = sequences.Batch(rows);
+    std::vector<RowSampling> sampling;
+    for (std::size_t i = 0; i < batch.logit_rows.size(); ++i) {
+      sampling.push_back({.uniform = (random() >> 8) * 0x1p-24, .temperature = 0.5f});
+    }
+    batch.sampling = sampling;
+    batch.sampled_columns = plain.width() - 1;
+    plain.Step(batch, 0);
+    graphs.Step(batch, 0);
+    const auto want = plain.backend().SampledTokens(), got = graphs.backend().SampledTokens();
+    ASSERT_EQ(want.size(), batch.logit_rows.size());
+    for (std::size_t i = 0; i < want.size(); ++i, ++compared) {
+      EXPECT_EQ(got[i], want[i]) << "step " << s << " row " << i;
+      EXPECT_GE(got[i], 0);
+    }
+    if (s % 5 == 4) sequences.Demote();
+  }
+  EXPECT_GT(compared, 100u);
+  for (std::size_t s = 0; s < sequences.blocks.size(); ++s)
+    for (const BlockView& view : sequences.blocks[s])
+      for (const auto* pages : {&view.k, &view.v})
+        for (const PageId page : *pages) {
+          if (!page.valid()) continue;
+          EXPECT_EQ(ReadPage(plain.backend(), plain.geometry(), page),
+                    ReadPage(graphs.backend(), graphs.geometry(), page));
+        }
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Cases, CudaBackend,
     testing::Values(

@@ -213,6 +213,36 @@ TEST(Engine, SeedsDecideSampledTokensWhateverTheBatch) {
   EXPECT_NE(together[1].tokens, alone.tokens);
 }
 
+TEST(Engine, TokensTakenByTheBackendAreTheSamplersOwn) {
+  TestModel host, device({.backend_samples = true});
+  const auto requests = [](const TestModel& model) {
+    std::vector<GenerateRequest> list;
+    for (int i = 0; i < 8; ++i) {
+      GenerateRequest request = TestModel::Greedy(model.Problem(SmallProblems()[i].first), 60);
+      request.sampling.temperature = i == 0 ? 0.f : 1.3f;
+      request.sampling.seed = 100 + i;
+      if (i % 3 == 1) request.sampling.top_k = 5;
+      if (i % 2 == 1) request.sampling.top_p = 0.8f;
+      if (i == 4) request.sampling.min_p = 0.1f;
+      if (i == 5) request.sampling.top_logprobs = 3;         // these three need their logits on the host
+      if (i == 6) request.sampling.frequency_penalty = 0.5f;
+      if (i == 7) request.stop.min_tokens = 20;
+      list.push_back(std::move(request));
+    }
+    return list;
+  };
+  const auto want = host.AskAll(requests(host)), got = device.AskAll(requests(device));
+  std::size_t tokens = 0;
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    EXPECT_EQ(got[i].tokens, want[i].tokens) << i;
+    EXPECT_EQ(got[i].logprobs.size(), want[i].logprobs.size());
+    tokens += got[i].tokens.size();
+  }
+  ExpectIdle(*device.engine);
+  EXPECT_GT(device.sampling->taken, 100u);
+  EXPECT_LT(device.sampling->taken, tokens);
+}
+
 TEST(Engine, ReportsTheMemoryMapWhileRequestsRun) {
   TestModel model;
   Collector collector;

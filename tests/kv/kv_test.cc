@@ -257,14 +257,20 @@ TEST(StoreChecksum, SeesEveryBitAndTheLength) {
   EXPECT_NE(StoreChecksum(bytes), sum);
 }
 
-class StoreTest : public ::testing::TestWithParam<bool> {
+enum class StoreHome { kRam, kFile, kDevicesHostMemory };
+
+class StoreTest : public ::testing::TestWithParam<StoreHome> {
  protected:
   static constexpr std::size_t kPage = 576;
   std::string path_ = ::testing::TempDir() + "pliant_store_" + std::to_string(getpid());
   std::unique_ptr<ExactStore> Make(std::uint32_t pages, std::uint32_t buffers = 4) {
-    StoreSpec spec{GetParam() ? StoreSpec::Kind::kFile : StoreSpec::Kind::kRam, path_,
-                   pages * kPage + kPage - 1};
-    auto store = MakeExactStore(spec, kPage, buffers);
+    StoreSpec spec{GetParam() == StoreHome::kFile ? StoreSpec::Kind::kFile : StoreSpec::Kind::kRam,
+                   path_, pages * kPage + kPage - 1};
+    HostMemory memory(nullptr, nullptr);
+    if (GetParam() == StoreHome::kDevicesHostMemory) {
+      memory = HostMemory(new std::byte[spec.bytes], [](std::byte* bytes) { delete[] bytes; });
+    }
+    auto store = MakeExactStore(spec, kPage, buffers, std::move(memory));
     EXPECT_TRUE(store.ok()) << store.status().ToString();
     return std::move(*store);
   }
@@ -318,8 +324,22 @@ TEST_P(StoreTest, AChangedPageIsFoundOut) {
   EXPECT_EQ(Wait(*store, slot), IoState::kCorrupt);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, StoreTest, ::testing::Bool(),
-                         [](const auto& info) { return info.param ? "File" : "Ram"; });
+std::string HomeName(const ::testing::TestParamInfo<StoreHome>& info) {
+  switch (info.param) {
+    case StoreHome::kRam:
+      return "Ram";
+    case StoreHome::kFile:
+      return "File";
+    case StoreHome::kDevicesHostMemory:
+      return "DevicesHostMemory";
+  }
+  return "?";
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, StoreTest,
+                         ::testing::Values(StoreHome::kRam, StoreHome::kFile,
+                                           StoreHome::kDevicesHostMemory),
+                         HomeName);
 
 TEST(FileStore, StagesThroughFewBuffersAndLeavesNoFile) {
   const std::string path = ::testing::TempDir() + "pliant_store_b" + std::to_string(getpid());

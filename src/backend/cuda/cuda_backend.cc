@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <utility>
@@ -16,8 +17,10 @@
 #include "backend/cuda/device_memory.h"
 #include "backend/cuda/gather/gather.h"
 #include "backend/cuda/gemm/gemm.h"
+#include "backend/cuda/graphs/step_graphs.h"
 #include "backend/cuda/page_layout.h"
 #include "backend/cuda/rowwise/rowwise.h"
+#include "backend/cuda/sampling/sampling.h"
 #include "backend/cuda/step_inputs.h"
 #include "backend/cuda/weights.h"
 #include "backend/step_check.h"
@@ -26,6 +29,12 @@ namespace pliant {
 namespace {
 
 using namespace cuda;  // NOLINT(google-build-using-namespace): the room this file joins together
+
+/// Decode steps of more rows than this are not kept as graphs: their launches hide behind the work.
+constexpr std::int64_t kMostGraphRows = 512;
+/// Rows cut by attention's ranges that a graph's merge is launched for; a step with more is no
+/// graph.
+constexpr std::int64_t kMostCutRows = 160;
 
 /// Gathered fp16 K and V of one prefill group stay below this, unless a single sequence needs more.
 constexpr std::size_t kGatherBytes = 256u << 20;
@@ -54,7 +63,8 @@ struct RopeAngles {
 
 class CudaBackend final : public Backend {
  public:
-  CudaBackend(int device, std::unique_ptr<Gemm> gemm) : device_(device), gemm_(std::move(gemm)) {}
+  CudaBackend(const CudaOptions& options, std::unique_ptr<Gemm> gemm)
+      : device_(options.device), use_graphs_(options.graphs), gemm_(std::move(gemm)) {}
   ~CudaBackend() override {
     copier_.reset();
     cudaStreamSynchronize(stream_.get());
@@ -96,10 +106,11 @@ class CudaBackend final : public Backend {
     if (cols % 8 != 0)
       return Unimplemented("the CUDA kernels want a multiple of 8 columns, not " +
                            std::to_string(cols));
-    Tensor tensor{max_rows, cols, {}, ElementType::kF32};
+    // Steps are padded; rows of padding hold anything and are never looked at.
+    Tensor tensor{PaddedRows(max_rows), cols, {}, ElementType::kF32};
     PLIANT_ASSIGN_OR_RETURN(
         tensor.data,
-        DeviceArray<float>::Make(static_cast<std::size_t>(max_rows * cols), "activations"));
+        DeviceArray<float>::Make(static_cast<std::size_t>(tensor.max_rows * cols), "activations"));
     tensors_.push_back(std::move(tensor));
     return TensorId(static_cast<std::uint32_t>(tensors_.size() - 1));
   }
@@ -171,25 +182,37 @@ class CudaBackend final : public Backend {
   // ---- one step ----
   Status BeginStep(const StepBatch& batch) override {
     PLIANT_RETURN_IF_ERROR(CheckStepBatch(batch, page_count_));
+    idle_ = false;
+    const std::int64_t rows = PaddedRows(static_cast<std::int64_t>(batch.tokens.size()));
+    logit_count_ = static_cast<std::int64_t>(batch.logit_rows.size());
+    batch_sampling_ = batch.sampling;
+    sampled_columns_ = batch.sampled_columns;
+    const bool as_graph = MayBeGraph(batch, rows);
+    const std::int64_t logits = as_graph ? rows : PaddedRows(logit_count_);
     const std::size_t block_bytes = GatheredBlockElements() * sizeof(std::uint16_t) * 2;
-    PLIANT_RETURN_IF_ERROR(
-        inputs_.Begin(batch, std::max<std::size_t>(1, kGatherBytes / block_bytes), stream_));
-    const std::size_t gathered = static_cast<std::size_t>(inputs_.gathered_blocks());
-    if (gathered > present_.size()) {
-      PLIANT_ASSIGN_OR_RETURN(gathered_k_, DeviceArray<std::uint16_t>::Make(
-                                               gathered * GatheredBlockElements(), "gathered K"));
-      PLIANT_ASSIGN_OR_RETURN(gathered_v_, DeviceArray<std::uint16_t>::Make(
-                                               gathered * GatheredBlockElements(), "gathered V"));
-      PLIANT_ASSIGN_OR_RETURN(present_,
-                              DeviceArray<std::uint8_t>::Make(gathered, "gathered blocks"));
-    }
+    PLIANT_RETURN_IF_ERROR(inputs_.Begin(batch, static_cast<int>(rows), static_cast<int>(logits),
+                                         std::max<std::size_t>(1, kGatherBytes / block_bytes),
+                                         stream_));
+    PLIANT_RETURN_IF_ERROR(GrowGathered(static_cast<std::size_t>(inputs_.gathered_blocks())));
     logit_columns_ = 0;
     planned_heads_ = 0;
     for (RopeAngles& rope : ropes_) rope.current = false;
+    mode_ = StepGraphs::Mode::kLaunch;
+    in_graph_ = false;
+    ops_ = 0;
+    if (as_graph) {
+      // The plan is data: it is sent before the graph, not in it.
+      const int heads = last_heads_;
+      in_graph_ =
+          PrepareDecode({geometry_.kv_heads, heads / geometry_.kv_heads, geometry_.head_dim},
+                        static_cast<int>(std::min<std::int64_t>(rows, kMostCutRows)));
+      if (in_graph_) mode_ = graphs_.Begin(static_cast<int>(rows), Moves(), stream_);
+    }
     return {};
   }
 
   void Embed(MatrixId table, TensorId out) override {
+    if (Replayed({1, table.value(), out.value()})) return;
     const DeviceMatrix& matrix = matrices_.at(table.value());
     Tensor& to = Writable(out, matrix.cols, ElementType::kF32);
     LaunchEmbed(matrix.data.data(), inputs_.tokens(), inputs_.rows(), static_cast<int>(matrix.cols),
@@ -197,6 +220,7 @@ class CudaBackend final : public Backend {
   }
 
   void RmsNorm(TensorId x, VectorId weight, float eps, TensorId out) override {
+    if (Replayed({2, x.value(), weight.value(), out.value()})) return;
     Tensor& from = tensors_.at(x.value());
     const float* data = from.F32();
     Tensor& to = Writable(out, from.cols, x == out ? ElementType::kF32 : ElementType::kBf16);
@@ -205,6 +229,7 @@ class CudaBackend final : public Backend {
   }
 
   void MatMul(TensorId x, MatrixId weight, VectorId bias, TensorId out, bool accumulate) override {
+    if (Replayed({3, x.value(), weight.value(), out.value()})) return;
     const DeviceMatrix& matrix = matrices_.at(weight.value());
     const Tensor& from = tensors_.at(x.value());
     PLIANT_CHECK(from.cols == matrix.cols, "x and weight disagree");
@@ -218,6 +243,7 @@ class CudaBackend final : public Backend {
   }
 
   void QkvToCache(const QkvParams& params, const RopeTable& rope, TensorId qkv) override {
+    if (Replayed({4, static_cast<unsigned>(params.layer), qkv.value()})) return;
     Tensor& data = tensors_.at(qkv.value());
     PLIANT_CHECK(params.heads % geometry_.kv_heads == 0 &&
                      data.cols == static_cast<std::int64_t>(params.heads + 2 * geometry_.kv_heads) *
@@ -253,6 +279,7 @@ class CudaBackend final : public Backend {
   }
 
   void Attention(int layer, int heads, float softmax_scale, TensorId qkv, TensorId out) override {
+    if (Replayed({5, static_cast<unsigned>(layer), qkv.value(), out.value()})) return;
     Tensor& q = tensors_.at(qkv.value());
     const float* q_data = q.F32();
     Tensor& to =
@@ -260,7 +287,7 @@ class CudaBackend final : public Backend {
     const std::size_t layer_offset = UnitOffset(geometry_.kv_heads, geometry_.head_dim, layer, 0);
     if (inputs_.has_decode()) {
       const DecodeShape shape{geometry_.kv_heads, heads / geometry_.kv_heads, geometry_.head_dim};
-      PrepareDecode(shape);
+      PLIANT_CHECK(PrepareDecode(shape, std::nullopt), "an ordinary plan has no limit");
       DecodeArgs args;
       args.pages = pages_.data();
       args.page_bytes = geometry_.PageBytes();
@@ -310,6 +337,7 @@ class CudaBackend final : public Backend {
   }
 
   void SiluMul(TensorId gate_up, TensorId out) override {
+    if (Replayed({6, gate_up.value(), out.value()})) return;
     Tensor& from = tensors_.at(gate_up.value());
     const float* data = from.F32();
     Tensor& to = Writable(out, from.cols / 2, ElementType::kBf16);
@@ -319,36 +347,49 @@ class CudaBackend final : public Backend {
   void Logits(TensorId x, VectorId norm, float eps, MatrixId weight) override {
     const DeviceMatrix& matrix = matrices_.at(weight.value());
     Tensor& from = tensors_.at(x.value());
-    const std::int64_t count = inputs_.logit_count();
     PLIANT_CHECK(from.cols == matrix.cols, "x and the output matrix disagree");
+    host_rows_ = 0;
     logit_columns_ = matrix.rows;
-    if (count == 0) return;
+    if (Replayed({7, x.value(), norm.value(), weight.value()}) || logit_count_ == 0) return;
+    const std::int64_t count = inputs_.logit_count();
     Grow(scratch_, count * from.cols, "logit rows");
     Grow(logits_, count * matrix.rows, "logits");
-    if (host_logits_.size() < static_cast<std::size_t>(count * matrix.rows)) {
-      auto memory = PinnedArray<float>::Make(count * matrix.rows, "logits");
-      PLIANT_CHECK(memory.ok(), memory.status().message());
-      host_logits_ = std::move(memory).value();
-    }
     LaunchRmsNorm(from.F32(), inputs_.logit_rows(), vectors_.at(norm.value()).data(), eps,
                   static_cast<int>(count), static_cast<int>(from.cols), scratch_.data(),
                   ElementType::kBf16, stream_.get());
     gemm_->Run(scratch_.data(), matrix.data.data(), nullptr, count, matrix.rows, matrix.cols,
                logits_.data(), false, stream_.get());
-    PLIANT_CUDA_CHECK(cudaMemcpyAsync(host_logits_.data(), logits_.data(),
-                                      count * matrix.rows * sizeof(float), cudaMemcpyDeviceToHost,
-                                      stream_.get()));
+    if (batch_sampling_.empty()) {
+      LogitsToHost(0, logit_count_, 0);
+      host_rows_ = logit_count_;
+    } else {
+      Sample(count);
+    }
   }
 
   Status EndStep() override {
+    if (in_graph_) graphs_.End(Moves(), ops_, stream_);
     stream_.Synchronize();
+    idle_ = true;
     return {};
   }
   std::span<const float> LogitRows() const override {
-    return {host_logits_.data(), static_cast<std::size_t>(logit_columns_) * inputs_.logit_count()};
+    return {host_logits_.data(), static_cast<std::size_t>(logit_columns_ * host_rows_)};
+  }
+  bool SamplesTokens() const override { return true; }
+  std::span<const std::int32_t> SampledTokens() const override {
+    return {host_tokens_.data(),
+            batch_sampling_.empty() ? 0 : static_cast<std::size_t>(logit_count_)};
   }
 
   // ---- page copies ----
+  Result<HostMemory> AllocateHost(std::size_t bytes) override {
+    PLIANT_ASSIGN_OR_RETURN(void* const memory, internal::Allocate(internal::MemoryKind::kPinned,
+                                                                   bytes, "exact store"));
+    return HostMemory(static_cast<std::byte*>(memory), [](std::byte* pointer) {
+      internal::Release(internal::MemoryKind::kPinned, pointer);
+    });
+  }
   CopyTicket CopyOut(std::span<const PageCopy> copies) override {
     return Copy(PageCopier::Direction::kOut, copies);
   }
@@ -375,15 +416,88 @@ class CudaBackend final : public Backend {
     return tensor;
   }
 
-  /// Scratch grows to what the largest step needs; the queue is empty of users only after a
-  /// synchronisation.
+  /// Only sequences of one new row each, whose tokens are all taken on the device.
+  bool MayBeGraph(const StepBatch& batch, std::int64_t rows) const {
+    if (!use_graphs_ || last_heads_ == 0 || rows > kMostGraphRows ||
+        query_energy_.data() != nullptr || batch.sequences.size() != batch.tokens.size() ||
+        batch.logit_rows.size() != batch.tokens.size() || batch.sampling.empty()) {
+      return false;
+    }
+    return std::all_of(batch.sampling.begin(), batch.sampling.end(),
+                       [](const RowSampling& row) { return row.on_host == 0; });
+  }
+
+  /// Notes an op of the step. True: it is part of the graph that this step replays.
+  bool Replayed(std::initializer_list<std::uint32_t> op) {
+    for (const std::uint32_t word : op) ops_ = (ops_ ^ word) * 0x100000001b3u;
+    return mode_ == StepGraphs::Mode::kReplay;
+  }
+
+  std::uint64_t Moves() const { return moves_ + inputs_.moves(); }
+
+  /// Scratch grows to what the largest step needs, by half more at least; the queue is empty of
+  /// users only after a synchronisation.
   template <typename T>
   void Grow(DeviceArray<T>& array, std::int64_t count, std::string_view what) {
     if (array.size() >= static_cast<std::size_t>(count)) return;
+    PLIANT_CHECK(mode_ != StepGraphs::Mode::kCapture, "scratch grows while a step is captured");
     stream_.Synchronize();
-    auto memory = DeviceArray<T>::Make(static_cast<std::size_t>(count), what);
+    ++moves_;
+    const std::size_t more = array.size() + array.size() / 2;
+    auto memory = DeviceArray<T>::Make(std::max(static_cast<std::size_t>(count), more), what);
+    if (!memory.ok()) memory = DeviceArray<T>::Make(static_cast<std::size_t>(count), what);
     PLIANT_CHECK(memory.ok(), memory.status().message());
     array = std::move(memory).value();
+  }
+  template <typename T>
+  void Grow(PinnedArray<T>& array, std::int64_t count, std::string_view what) {
+    if (array.size() >= static_cast<std::size_t>(count)) return;
+    PLIANT_CHECK(mode_ != StepGraphs::Mode::kCapture, "scratch grows while a step is captured");
+    stream_.Synchronize();
+    ++moves_;
+    auto memory =
+        PinnedArray<T>::Make(std::max(static_cast<std::size_t>(count), 2 * array.size()), what);
+    PLIANT_CHECK(memory.ok(), memory.status().message());
+    array = std::move(memory).value();
+  }
+
+  Status GrowGathered(std::size_t blocks) {
+    if (blocks <= present_.size()) return {};
+    blocks = std::max(blocks, present_.size() + present_.size() / 2);
+    present_ = {};
+    PLIANT_ASSIGN_OR_RETURN(gathered_k_, DeviceArray<std::uint16_t>::Make(
+                                             blocks * GatheredBlockElements(), "gathered K"));
+    PLIANT_ASSIGN_OR_RETURN(gathered_v_, DeviceArray<std::uint16_t>::Make(
+                                             blocks * GatheredBlockElements(), "gathered V"));
+    PLIANT_ASSIGN_OR_RETURN(present_, DeviceArray<std::uint8_t>::Make(blocks, "gathered blocks"));
+    return {};
+  }
+
+  /// Rows first .. first + count - 1 of the logits go to the host, from row `to` on.
+  void LogitsToHost(std::int64_t first, std::int64_t count, std::int64_t to) {
+    Grow(host_logits_, (to + count) * logit_columns_, "logits");
+    PLIANT_CUDA_CHECK(cudaMemcpyAsync(
+        host_logits_.data() + to * logit_columns_, logits_.data() + first * logit_columns_,
+        count * logit_columns_ * sizeof(float), cudaMemcpyDeviceToHost, stream_.get()));
+  }
+
+  /// Takes a token for each of `count` (padded) rows; rows that say on_host are copied instead.
+  void Sample(std::int64_t count) {
+    Grow(tokens_, count, "sampled tokens");
+    Grow(host_tokens_, count, "sampled tokens");
+    const auto columns = std::min<std::int64_t>(sampled_columns_, logit_columns_);
+    LaunchSample(logits_.data(), logit_columns_, static_cast<int>(columns), static_cast<int>(count),
+                 inputs_.sampling(), tokens_.data(), stream_.get());
+    PLIANT_CUDA_CHECK(cudaMemcpyAsync(host_tokens_.data(), tokens_.data(),
+                                      static_cast<std::size_t>(count) * sizeof(std::int32_t),
+                                      cudaMemcpyDeviceToHost, stream_.get()));
+    const auto on_host = std::count_if(batch_sampling_.begin(), batch_sampling_.end(),
+                                       [](const RowSampling& row) { return row.on_host != 0; });
+    Grow(host_logits_, on_host * logit_columns_, "logits");
+    for (std::size_t i = 0; i < batch_sampling_.size(); ++i) {
+      if (batch_sampling_[i].on_host != 0)
+        LogitsToHost(static_cast<std::int64_t>(i), 1, host_rows_++);
+    }
   }
 
   const std::uint16_t* AsBf16(const Tensor& tensor) {
@@ -417,19 +531,25 @@ class CudaBackend final : public Backend {
     return *it;
   }
 
-  void PrepareDecode(const DecodeShape& shape) {
+  /// Plans this step's decode attention, if that has not been done. False: the plan does not fit
+  /// into `fixed_cut_rows`.
+  bool PrepareDecode(const DecodeShape& shape, std::optional<int> fixed_cut_rows) {
     const int heads = shape.group * shape.kv_heads;
-    if (planned_heads_ == heads) return;
+    if (planned_heads_ == heads) return true;
     PLIANT_CHECK(planned_heads_ == 0, "all layers of a step have the same number of query heads");
-    planned_heads_ = heads;
-    auto launch = DecodeLaunchFor(shape);
-    PLIANT_CHECK(launch.ok(), launch.status().message());
-    launch_ = *launch;
-    const Status planned = inputs_.PlanAttention(launch_, stream_);
-    PLIANT_CHECK(planned.ok(), planned.message());
+    if (launch_heads_ != heads) {
+      auto launch = DecodeLaunchFor(shape);
+      PLIANT_CHECK(launch.ok(), launch.status().message());
+      launch_ = *launch;
+      launch_heads_ = heads;
+    }
+    const Result<bool> fits = inputs_.PlanAttention(launch_, fixed_cut_rows, stream_);
+    PLIANT_CHECK(fits.ok(), fits.status().message());
     Grow(partials_,
          static_cast<std::int64_t>(DecodePartialFloats(shape, inputs_.planned_segments())),
          "attention partials");
+    planned_heads_ = last_heads_ = heads;
+    return *fits;
   }
 
   CopyTicket Copy(PageCopier::Direction direction, std::span<const PageCopy> copies) {
@@ -439,10 +559,11 @@ class CudaBackend final : public Backend {
     pieces.reserve(copies.size());
     for (const PageCopy& copy : copies)
       pieces.push_back({pages_.data() + copy.page.value() * geometry_.PageBytes(), copy.host});
-    return copier_->Start(direction, std::move(pieces), stream_);
+    return copier_->Start(direction, std::move(pieces), idle_ ? nullptr : &stream_);
   }
 
   int device_ = 0;
+  bool use_graphs_ = true;
   Stream stream_;
   std::unique_ptr<Gemm> gemm_;
   std::vector<DeviceMatrix> matrices_;
@@ -461,14 +582,24 @@ class CudaBackend final : public Backend {
   StepInputs inputs_;
   std::vector<RopeAngles> ropes_;
   DecodeLaunch launch_;
-  int planned_heads_ = 0;
+  int planned_heads_ = 0, last_heads_ = 0, launch_heads_ = 0;
+  StepGraphs graphs_;
+  StepGraphs::Mode mode_ = StepGraphs::Mode::kLaunch;
+  bool in_graph_ = false;    // between Begin and End of graphs_
+  bool idle_ = false;        // nothing was given since a step ended
+  std::uint64_t moves_ = 0;  // of scratch
+  std::uint64_t ops_ = 0;    // a hash of this step's ops so far
   DeviceArray<float> partials_;
   DeviceArray<std::uint16_t> gathered_k_, gathered_v_;
   DeviceArray<std::uint8_t> present_;
   DeviceArray<std::uint16_t> scratch_;
   DeviceArray<float> logits_;
   PinnedArray<float> host_logits_;
-  std::int64_t logit_columns_ = 0;
+  std::int64_t logit_columns_ = 0, logit_count_ = 0, host_rows_ = 0;
+  std::span<const RowSampling> batch_sampling_;  // the batch's, borrowed until EndStep
+  std::int32_t sampled_columns_ = 0;
+  DeviceArray<std::int32_t> tokens_;
+  PinnedArray<std::int32_t> host_tokens_;
 };
 
 }  // namespace
@@ -483,7 +614,7 @@ Result<std::unique_ptr<Backend>> MakeCudaBackend(const CudaOptions& options) {
   }
   PLIANT_CUDA_CHECK(cudaSetDevice(options.device));
   PLIANT_ASSIGN_OR_RETURN(auto gemm, Gemm::Make());
-  return std::unique_ptr<Backend>(std::make_unique<CudaBackend>(options.device, std::move(gemm)));
+  return std::unique_ptr<Backend>(std::make_unique<CudaBackend>(options, std::move(gemm)));
 }
 
 }  // namespace pliant

@@ -14,6 +14,7 @@ namespace pliant {
 
 struct CudaOptions {
   int device = 0;
+  bool graphs = true;  // decode steps as CUDA graphs
 };
 
 /// Unavailable when there is no usable CUDA device.

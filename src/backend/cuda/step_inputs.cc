@@ -7,6 +7,7 @@ namespace pliant::cuda {
 namespace {
 
 constexpr std::size_t kAlign = 256;
+constexpr std::size_t kLeastBytes = 1u << 20;
 std::size_t Aligned(std::size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
 static_assert(sizeof(BlockView) == 2 * kPlanes * sizeof(std::uint32_t),
@@ -17,7 +18,9 @@ static_assert(sizeof(BlockView) == 2 * kPlanes * sizeof(std::uint32_t),
 Status StepInputs::Mirror::Reserve(std::size_t bytes) {
   used = 0;
   if (bytes <= host.size()) return {};
-  const std::size_t size = Aligned(bytes + bytes / 2);
+  // Twice what is needed, and not too little to begin with: a move costs a synchronisation.
+  const std::size_t size = Aligned(std::max(2 * bytes, kLeastBytes));
+  ++moves;
   PLIANT_ASSIGN_OR_RETURN(host, PinnedArray<std::byte>::Make(size, "step inputs"));
   PLIANT_ASSIGN_OR_RETURN(device, DeviceArray<std::byte>::Make(size, "step inputs"));
   return {};
@@ -38,9 +41,13 @@ void StepInputs::Mirror::Send(const Stream& stream) const {
       cudaMemcpyAsync(device.data(), host.data(), used, cudaMemcpyHostToDevice, stream.get()));
 }
 
-Status StepInputs::Begin(const StepBatch& batch, std::size_t group_blocks, const Stream& stream) {
-  rows_ = static_cast<int>(batch.tokens.size());
-  logit_count_ = static_cast<int>(batch.logit_rows.size());
+Status StepInputs::Begin(const StepBatch& batch, int padded_rows, int padded_logits,
+                         std::size_t group_blocks, const Stream& stream) {
+  rows_ = padded_rows;
+  logit_count_ = padded_logits;
+  PLIANT_CHECK(rows_ >= static_cast<int>(batch.tokens.size()) &&
+                   logit_count_ >= static_cast<int>(batch.logit_rows.size()),
+               "a step is padded to fewer rows than it has");
   block_views_ = batch.blocks;
   items_.clear();
   groups_.clear();
@@ -83,13 +90,24 @@ Status StepInputs::Begin(const StepBatch& batch, std::size_t group_blocks, const
                 return a.first_position < b.first_position;
               });
   }
+  const std::size_t rows = static_cast<std::size_t>(rows_),
+                    logits = static_cast<std::size_t>(logit_count_);
   PLIANT_RETURN_IF_ERROR(step_.Reserve(
-      batch.tokens.size_bytes() * 3 + batch.logit_rows.size_bytes() + batch.blocks.size_bytes() +
-      source_list_.size() * sizeof(int2) + tile_list_.size() * sizeof(PrefillTile) + 8 * kAlign));
-  tokens_at_ = step_.Put(batch.tokens);
-  positions_at_ = step_.Put(batch.positions);
+      rows * 3 * sizeof(std::int32_t) + logits * (sizeof(std::int32_t) + sizeof(RowSampling)) +
+      batch.blocks.size_bytes() + source_list_.size() * sizeof(int2) +
+      tile_list_.size() * sizeof(PrefillTile) + 10 * kAlign));
+  const auto put_padded = [&](std::span<const std::int32_t> values, std::size_t count) {
+    padded_list_.assign(values.begin(), values.end());
+    padded_list_.resize(count, 0);
+    return step_.Put<std::int32_t>(padded_list_);
+  };
+  tokens_at_ = put_padded(batch.tokens, rows);
+  positions_at_ = put_padded(batch.positions, rows);
   slots_at_ = step_.Put<std::int32_t>(slot_list_);
-  logit_rows_at_ = step_.Put(batch.logit_rows);
+  logit_rows_at_ = put_padded(batch.logit_rows, logits);
+  sampling_list_.assign(batch.sampling.begin(), batch.sampling.end());
+  sampling_list_.resize(logits, RowSampling{.on_host = 1});
+  sampling_at_ = step_.Put<RowSampling>(sampling_list_);
   blocks_at_ = step_.Put(batch.blocks);
   sources_at_ = step_.Put<int2>(source_list_);
   tiles_at_ = step_.Put<PrefillTile>(tile_list_);
@@ -97,16 +115,24 @@ Status StepInputs::Begin(const StepBatch& batch, std::size_t group_blocks, const
   return {};
 }
 
-Status StepInputs::PlanAttention(const DecodeLaunch& launch, const Stream& stream) {
+Result<bool> StepInputs::PlanAttention(const DecodeLaunch& launch,
+                                       std::optional<int> fixed_cut_rows, const Stream& stream) {
   PlanDecode(items_, block_views_, launch.PlanGroups(), plan_);
+  cut_row_list_ = plan_.cut_rows;
+  bool fits = true;
+  if (fixed_cut_rows) {
+    const auto count = static_cast<std::size_t>(*fixed_cut_rows);
+    fits = cut_row_list_.size() <= count;
+    if (fits) cut_row_list_.resize(count, CutRow{});
+  }
   PLIANT_RETURN_IF_ERROR(plan_mirror_.Reserve(plan_.segments.size() * sizeof(Segment) +
                                               plan_.ranges.size() * sizeof(Range) +
-                                              plan_.cut_rows.size() * sizeof(CutRow) + 6 * kAlign));
-  segments_at_ = plan_mirror_.Put<Segment>(plan_.segments);
+                                              cut_row_list_.size() * sizeof(CutRow) + 6 * kAlign));
   ranges_at_ = plan_mirror_.Put<Range>(plan_.ranges);
-  cut_rows_at_ = plan_mirror_.Put<CutRow>(plan_.cut_rows);
+  cut_rows_at_ = plan_mirror_.Put<CutRow>(cut_row_list_);
+  segments_at_ = plan_mirror_.Put<Segment>(plan_.segments);
   plan_mirror_.Send(stream);
-  return {};
+  return fits;
 }
 
 void StepInputs::SetPlan(DecodeArgs& args) const {
@@ -114,7 +140,7 @@ void StepInputs::SetPlan(DecodeArgs& args) const {
   args.segments = reinterpret_cast<const Segment*>(base + segments_at_);
   args.ranges = reinterpret_cast<const Range*>(base + ranges_at_);
   args.cut_rows = reinterpret_cast<const CutRow*>(base + cut_rows_at_);
-  args.max_cut_rows = static_cast<int>(plan_.cut_rows.size());
+  args.max_cut_rows = static_cast<int>(cut_row_list_.size());
 }
 
 }  // namespace pliant::cuda

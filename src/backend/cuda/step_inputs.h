@@ -7,6 +7,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "backend/backend.h"
@@ -28,20 +29,28 @@ struct PrefillGroup {
 class StepInputs {
  public:
   /// Sends a checked batch. `group_blocks`: gathered blocks a prefill group may have, unless one
-  /// sequence needs more.
-  Status Begin(const StepBatch& batch, std::size_t group_blocks, const Stream& stream);
-  /// Cuts the decode rows for this launch and sends the plan. Once a step.
-  Status PlanAttention(const DecodeLaunch& launch, const Stream& stream);
+  /// sequence needs more. `padded_rows`: at least the batch's rows; rows beyond them are padding
+  /// (token 0, no slot, no attention). `padded_logits` likewise: logits of row 0, not sampled.
+  /// Where an array lies depends on the padded numbers alone, except for the last three.
+  Status Begin(const StepBatch& batch, int padded_rows, int padded_logits, std::size_t group_blocks,
+               const Stream& stream);
+  /// Cuts the decode rows for this launch and sends the plan. Once a step. With `fixed_cut_rows`
+  /// the merge is launched for so many rows; false when the plan has more.
+  Result<bool> PlanAttention(const DecodeLaunch& launch, std::optional<int> fixed_cut_rows,
+                             const Stream& stream);
 
   const std::int32_t* tokens() const { return At<std::int32_t>(tokens_at_); }
   const std::int32_t* positions() const { return At<std::int32_t>(positions_at_); }
   const std::int32_t* slots() const { return At<std::int32_t>(slots_at_); }
   const std::int32_t* logit_rows() const { return At<std::int32_t>(logit_rows_at_); }
+  const RowSampling* sampling() const { return At<RowSampling>(sampling_at_); }
   const std::uint32_t* blocks() const { return At<std::uint32_t>(blocks_at_); }
   const int2* sources() const { return At<int2>(sources_at_); }
   const PrefillTile* tiles() const { return At<PrefillTile>(tiles_at_); }
-  int rows() const { return rows_; }
-  int logit_count() const { return logit_count_; }
+  int rows() const { return rows_; }                // with padding
+  int logit_count() const { return logit_count_; }  // with padding
+  /// Counts the times that a buffer moved: whoever keeps addresses must fetch them anew.
+  std::uint64_t moves() const { return step_.moves + plan_mirror_.moves; }
   const std::vector<PrefillGroup>& prefill() const { return groups_; }
   /// Blocks of the largest group.
   int gathered_blocks() const { return gathered_blocks_; }
@@ -57,6 +66,7 @@ class StepInputs {
     PinnedArray<std::byte> host;
     DeviceArray<std::byte> device;
     std::size_t used = 0;
+    std::uint64_t moves = 0;
     Status Reserve(std::size_t bytes);
     template <typename T>
     std::size_t Put(std::span<const T> values);
@@ -68,8 +78,8 @@ class StepInputs {
   }
 
   Mirror step_, plan_mirror_;
-  std::size_t tokens_at_ = 0, positions_at_ = 0, slots_at_ = 0, logit_rows_at_ = 0, blocks_at_ = 0,
-              sources_at_ = 0, tiles_at_ = 0;
+  std::size_t tokens_at_ = 0, positions_at_ = 0, slots_at_ = 0, logit_rows_at_ = 0,
+              sampling_at_ = 0, blocks_at_ = 0, sources_at_ = 0, tiles_at_ = 0;
   std::size_t segments_at_ = 0, ranges_at_ = 0, cut_rows_at_ = 0;
   int rows_ = 0, logit_count_ = 0, gathered_blocks_ = 0;
   std::span<const BlockView> block_views_;  // the batch's, borrowed until EndStep
@@ -78,6 +88,9 @@ class StepInputs {
   std::vector<int2> source_list_;
   std::vector<PrefillTile> tile_list_;
   std::vector<std::int32_t> slot_list_;
+  std::vector<std::int32_t> padded_list_;
+  std::vector<RowSampling> sampling_list_;
+  std::vector<CutRow> cut_row_list_;
   DecodePlan plan_;
 };
 

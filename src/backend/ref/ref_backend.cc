@@ -194,17 +194,30 @@ class ReferenceBackend final : public Backend {
   void Logits(TensorId x, VectorId norm, float eps, MatrixId weight) override {
     const Matrix& matrix = matrices_.at(weight.value());
     logits_.clear();
-    for (const std::int32_t r : batch_.logit_rows) {
-      const std::span<const float> row = TensorRow(x, r);
+    sampled_.clear();
+    RowSampler sampler;
+    for (std::size_t i = 0; i < batch_.logit_rows.size(); ++i) {
+      const std::span<const float> row = TensorRow(x, batch_.logit_rows[i]);
       std::vector<float> normed(row.begin(), row.end());
       RefRmsNorm(normed, vectors_.at(norm.value()), eps);
       const std::vector<float> product = Product(matrix, normed);
+      if (!batch_.sampling.empty()) {
+        const RowSampling& how = batch_.sampling[i];
+        const auto columns =
+            std::min<std::size_t>(product.size(), static_cast<std::size_t>(batch_.sampled_columns));
+        sampled_.push_back(how.on_host != 0
+                               ? kNoToken
+                               : SampleLogits(std::span(product).first(columns), how, sampler));
+        if (how.on_host == 0) continue;
+      }
       logits_.insert(logits_.end(), product.begin(), product.end());
     }
   }
 
   Status EndStep() override { return {}; }
   std::span<const float> LogitRows() const override { return logits_; }
+  bool SamplesTokens() const override { return true; }
+  std::span<const std::int32_t> SampledTokens() const override { return sampled_; }
 
   // ---- page copies: done at once, seen through the same tickets as everywhere ----
   CopyTicket CopyOut(std::span<const PageCopy> copies) override {
@@ -264,6 +277,7 @@ class ReferenceBackend final : public Backend {
   RefKv kv_;
   StepBatch batch_;
   std::vector<float> logits_;
+  std::vector<std::int32_t> sampled_;
   std::vector<CopyState> tickets_;
 };
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "engine/engine_factory.h"
+#include "engine/support/sampling_backend.h"
 
 namespace pliant {
 
@@ -32,6 +33,7 @@ struct TestEngineOptions {
   bool prefix_cache = true;
   bool always_demote = false;
   std::string level = "auto";
+  bool backend_samples = false;  // tokens are taken by the backend, as on a GPU
 };
 
 /// Collects the events of many requests; Wait returns when one has ended.
@@ -92,6 +94,11 @@ class TestModel {
     model = *std::move(opened);
     tokenizer = Tokenizer::Create(model->ReadVocabulary().value()).value();
     std::unique_ptr<Backend> backend = MakeCpuBackend({.threads = 2, .level = options.level}).value();
+    if (options.backend_samples) {
+      auto samples = std::make_unique<SamplingBackend>(std::move(backend));
+      sampling = samples.get();
+      backend = std::move(samples);
+    }
     const Status loaded = model->Load(*backend, options.max_batch_tokens, options.max_running, {});
     PLIANT_CHECK(loaded.ok(), loaded.message());
     EngineOptions engine_options;
@@ -143,6 +150,7 @@ class TestModel {
     return answers;
   }
 
+  SamplingBackend* sampling = nullptr;  // the engine's, with backend_samples
   std::unique_ptr<Model> model;
   std::unique_ptr<Tokenizer> tokenizer;
   std::unique_ptr<Engine> engine;  // last: it uses the others

@@ -1,5 +1,6 @@
 #include "backend/cuda/append/append.h"
 #include "backend/cuda/cuda_check.h"
+#include "backend/cuda/overlap.cuh"
 #include "backend/cuda/page_layout.h"
 #include "base/check.h"
 
@@ -32,6 +33,8 @@ __global__ void __launch_bounds__(kWarps * 32) AppendKernel(const __grid_constan
   constexpr int kHalf = D / 2;
   constexpr int kPairs = (kHalf + 31) / 32;  // of a lane; with D 32 half of the lanes hold none
   __shared__ __align__(16) std::uint16_t codes[kWarps][D];
+  LetNextStart();
+  WaitForPrevious();
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const int total_heads = a.heads + 2 * a.kv_heads;
   const std::int64_t worker = static_cast<std::int64_t>(blockIdx.x) * kWarps + warp;
@@ -184,23 +187,26 @@ void LaunchAppend(const AppendArgs& args, cudaStream_t stream) {
   const std::int64_t workers =
       static_cast<std::int64_t>(args.rows) * (args.heads + 2 * args.kv_heads);
   const dim3 grid(static_cast<unsigned>((workers + kWarps - 1) / kWarps));
+  const auto launch = [&](void (*kernel)(AppendArgs)) {
+    LaunchOverlapped(args.rows <= kMostOverlappedRows, kernel, grid, dim3(kWarps * 32), 0, stream,
+                     args);
+  };
   switch (args.head_dim) {
     case 32:
-      AppendKernel<32><<<grid, kWarps * 32, 0, stream>>>(args);
+      launch(AppendKernel<32>);
       break;
     case 64:
-      AppendKernel<64><<<grid, kWarps * 32, 0, stream>>>(args);
+      launch(AppendKernel<64>);
       break;
     case 128:
-      AppendKernel<128><<<grid, kWarps * 32, 0, stream>>>(args);
+      launch(AppendKernel<128>);
       break;
     case 256:
-      AppendKernel<256><<<grid, kWarps * 32, 0, stream>>>(args);
+      launch(AppendKernel<256>);
       break;
     default:
       CheckFailed(__FILE__, __LINE__, "head_dim", "no append kernel for this head dimension");
   }
-  PLIANT_CUDA_CHECK_LAUNCH();
 }
 
 }  // namespace pliant::cuda

@@ -4,7 +4,11 @@
 #include <type_traits>
 
 #include "backend/cuda/attention_decode/attention_decode.h"
+#include "backend/cuda/attention_decode/kernel_args.cuh"
+#include "backend/cuda/attention_decode/merge.cuh"
+#include "backend/cuda/attention_decode/producer.cuh"
 #include "backend/cuda/cuda_check.h"
+#include "backend/cuda/overlap.cuh"
 #include "backend/cuda/page_layout.h"
 #include "backend/cuda/ptx.cuh"
 #include "base/check.h"
@@ -12,7 +16,6 @@
 namespace pliant::cuda {
 namespace {
 
-constexpr std::uint32_t kAll = 0xffffffffu;
 constexpr float kQueryRange = 8.3e6f;  // |q| of the largest element as an integer; three balanced
                                        // base-256 digits reach 8355711
 // p * (V scale) as an integer: at a rescale the largest stands at 2^27.5; at 2^31.5 the maximum is
@@ -21,19 +24,6 @@ constexpr float kTopExponent = 27.5f;
 constexpr float kRescaleAt = 3.0e9f;
 constexpr float kRescaleExponent = 31.25f;  // a little under log2(kRescaleAt), so that the head
                                             // that asked is always among those raised
-
-struct KernelArgs {
-  DecodeArgs a;
-  DecodeLaunch launch;
-  int kv_heads;
-  int group;
-  int chunks_per_head;
-
-  /// A slot can hold the queries of all heads of a group of warps.
-  constexpr bool QueryInRing(int head_dim) const {
-    return group * head_dim * 4 <= 2 * UnitStride(head_dim);
-  }
-};
 
 /// Two planes joined into bytes: `even` holds the even dims, `odd` the odd ones. One plane: the low
 /// digit is zero.
@@ -78,181 +68,6 @@ __device__ __forceinline__ void ReadKRow(const std::uint8_t* unit, int token, in
   }
 }
 
-// Arrivals that make a slot full: the elected lane's, or every lane's copies and the note.
-#if __CUDA_ARCH__ >= 900
-constexpr int kFullArrivals = 1;
-#else
-constexpr int kFullArrivals = 33;
-#endif
-
-// Arrivals of a consumer warp that make a slot empty: lane 0's, once the warp has read it.
-// compute-sanitizer's racecheck does not see that __syncwarp orders the other lanes' reads before
-// that; built with this macro it does.
-#if defined(PLIANT_ARRIVE_BY_LANE)
-constexpr int kEmptyArrivals = 32;
-#else
-constexpr int kEmptyArrivals = 1;
-#endif
-
-/// What the slot of a query, or of a block's first planes, says about the segment and the block. In
-/// shared memory.
-struct Note {
-  int segment;                  // -1: the end
-  int state;                    // planes of K | planes of V << 4 | last block of the segment << 8
-  int row, tail, first, count;  // of the segment
-  int pad[2];
-};
-static_assert(sizeof(Note) == 32);
-
-/// What a group's warps share: a ring of slots, each one pair of planes (or a single one) of K or
-/// of V of a block for all heads of the group, with a barrier that says it is full and one that
-/// says it is empty.
-struct Ring {
-  std::uint8_t* slots;
-  int slot_bytes;
-  std::uint32_t full, empty;  // shared addresses of the barriers
-  Note* notes;
-  int count;
-
-  int slot = 0;
-  std::uint32_t parity = 0;
-
-  __device__ __forceinline__ void Next() {
-    if (++slot == count) {
-      slot = 0;
-      parity ^= 1;
-    }
-  }
-};
-
-/// Fills the ring: for every segment of the range sends the query, then every resident plane of its
-/// blocks. `pages` and `queries` point to what the group sees of page 0 and row 0; `page_bytes` and
-/// `query_bytes` (0: too large for a slot) are how much. Run by one whole warp.
-template <int D>
-__device__ __forceinline__ void Produce(const KernelArgs& args, Ring ring,
-                                        const std::uint8_t* pages, std::uint32_t page_bytes,
-                                        const float* queries, std::uint32_t query_bytes,
-                                        const Range& range) {
-  const int lane = threadIdx.x & 31;
-  const DecodeArgs& a = args.a;
-  const std::uint32_t second =
-      args.launch.heads * UnitStride(D);  // where the pair's second plane lies in a slot
-  ring.parity = 1;                        // a fresh ring is empty
-  // Sends one or two pages; `note` belongs to the first planes of a block and to the end.
-  auto send = [&](int pieces, const std::uint8_t* from0, const std::uint8_t* from1,
-                  std::uint32_t bytes, bool with_note, const Segment& segment, int index,
-                  int state) {
-    BarrierWait(ring.empty + ring.slot * 8, ring.parity);
-    const std::uint32_t full = ring.full + ring.slot * 8;
-    const std::uint32_t to = SharedAddress(ring.slots + ring.slot * ring.slot_bytes);
-    auto write_note = [&] {
-      if (!with_note) return;
-      int4* const note = reinterpret_cast<int4*>(ring.notes + ring.slot);
-      note[0] = make_int4(index, state, segment.row, segment.tail);
-      note[1] = make_int4(segment.first, segment.count, 0, 0);
-    };
-#if __CUDA_ARCH__ >= 900
-    if (ElectOne()) {
-      write_note();
-      BarrierExpect(full, pieces * bytes);
-      if (pieces > 0) BulkCopy(to, from0, bytes, full);
-      if (pieces > 1) BulkCopy(to + second, from1, bytes, full);
-    }
-    __syncwarp();
-#else
-    for (int p = 0; p < pieces; ++p) {
-      const std::uint8_t* from = p == 0 ? from0 : from1;
-      for (std::uint32_t at = lane * 16; at < bytes; at += 512)
-        AsyncCopy16(to + p * second + at, from + at);
-    }
-    AsyncArrive(full);
-    if (lane == 0) {
-      write_note();
-      BarrierArrive(full);
-    }
-    __syncwarp();
-#endif
-    ring.Next();
-  };
-  if (range.segments != 0) {
-    int next_block = range.first_block, left = range.blocks, index = range.segment;
-    const int end = range.segment + range.segments;
-    Segment next = a.segments[index];
-    auto fetch = [&](int count) {
-      return (lane >> 3) < count ? a.blocks[static_cast<std::size_t>(next_block) * 8 + lane] : kAll;
-    };
-    std::uint32_t upcoming = (lane >> 3) < left ? range.first_pages[lane >> 3][lane & 7] : kAll;
-    bool opens = true;  // the coming blocks are the first of their segment
-    while (index < end) {
-      const std::uint32_t entry = upcoming;
-      const int count = min(4, left);
-      const bool last = left == count;
-      const int own = index;
-      const Segment segment = next;
-      next_block += count;
-      left -= count;
-      if (last && ++index < end) {
-        next = a.segments[index];
-        next_block = next.first_block;
-        left = next.blocks;
-      }
-      if (index < end) upcoming = fetch(min(4, left));
-      const std::uint32_t resident = __ballot_sync(kAll, entry != kAll);
-      if (opens) {
-        const float* const query = queries + segment.row * a.q_stride;
-        send(query_bytes != 0 ? 1 : 0, reinterpret_cast<const std::uint8_t*>(query), nullptr,
-             query_bytes, true, segment, own, 0);
-      }
-      opens = last;
-#pragma unroll 1
-      for (int i = 0; i < count; ++i) {
-        int k_planes = __popc((resident >> (8 * i)) & 0x0fu),
-            v_planes = __popc((resident >> (8 * i)) & 0xf0u);
-        if (k_planes == 0 || v_planes == 0)
-          k_planes = v_planes = 0;  // takes no part; an empty slot says so
-        const int state = k_planes | v_planes << 4 | (last && i + 1 == count ? 1 << 8 : 0);
-        const int k_pairs = max(1, (k_planes + 1) >> 1), pairs = k_pairs + ((v_planes + 1) >> 1);
-#pragma unroll 1
-        for (int p = 0; p < pairs; ++p) {
-          const bool is_v = p >= k_pairs;
-          const int pair = is_v ? p - k_pairs : p;
-          const int from = 8 * i + (is_v ? 4 : 0) + 2 * pair;
-          const std::uint32_t page0 = __shfl_sync(kAll, entry, from),
-                              page1 = __shfl_sync(kAll, entry, from + 1);
-          send(min(2, (is_v ? v_planes : k_planes) - 2 * pair), pages + page0 * a.page_bytes,
-               pages + page1 * a.page_bytes, page_bytes, p == 0, segment, own, state);
-        }
-      }
-    }
-  }
-  send(0, nullptr, nullptr, 0, true, Segment{}, -1, 0);
-}
-
-/// Floats of one piece of a partial: values, then (top, mass) of each head.
-template <int D, int kSplit>
-__device__ constexpr int PartialFloats() {
-  return kHeadsPerChunk * D / kSplit + 2 * kHeadsPerChunk;
-}
-
-/// Writes a lane's values to row `row` from column `column` on, over its mass.
-template <int kTiles>
-__device__ __forceinline__ void StoreResult(const KernelArgs& args, int row, int column, float mass,
-                                            const float (&result)[2 * kTiles]) {
-  // mass > 0 for every row with a token that takes part; without one the output is zero, not 0 / 0.
-  const float scale = mass == 0.f ? 0.f : (256.f / 32768.f) / mass;
-  const std::int64_t at = row * args.a.out_stride + column;
-#pragma unroll
-  for (int i = 0; i < kTiles; ++i) {
-    const float x = result[2 * i] * scale, y = result[2 * i + 1] * scale;
-    if (args.a.out_type == ElementType::kF32) {
-      *reinterpret_cast<float2*>(static_cast<float*>(args.a.out) + at + 16 * i) = make_float2(x, y);
-    } else {
-      *reinterpret_cast<std::uint32_t*>(static_cast<std::uint16_t*>(args.a.out) + at + 16 * i) =
-          PackBf16(x, y);
-    }
-  }
-}
-
 /// A consumer warp works one chunk of up to four heads. Lane (g, t) = (lane / 4, lane % 4): of the
 /// scores it owns head t and tokens g + 8 j; of the output head t and dims 16 i + 2 g + {0, 1}; as
 /// an operand of the tensor cores it holds column g, which is digit g % 2 of head g / 2.
@@ -285,10 +100,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
             reinterpret_cast<Note*>(note_base) + group * launch.slots,
             launch.slots};
   const int kv_first = column * launch.heads, kv_here = min(launch.heads, args.kv_heads - kv_first);
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::
-                   : "memory");  // the merge may be launched; it waits for this grid's end
-#endif
+  LetNextStart();  // the merge, which waits for this grid's end
   if (static_cast<int>(threadIdx.x) < slots) {
     BarrierInit(barrier_base + threadIdx.x * 8, kFullArrivals);
     BarrierInit(barrier_base + (slots + threadIdx.x) * 8,
@@ -685,77 +497,6 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
   }
 }
 
-/// One thread block a (cut row, piece): the partials are weighted and added up, eight segments at a
-/// time.
-template <int D, int kSplit>
-__global__ void __launch_bounds__(256) MergeKernel(const __grid_constant__ KernelArgs args) {
-  constexpr int kTiles = D / 16 / kSplit, kValues = kHeadsPerChunk * D / kSplit, kWarps = 8;
-  const DecodeArgs& a = args.a;
-  const CutRow cut = a.cut_rows[blockIdx.x];  // not of the grid before, so it need not wait
-  if (cut.count == 0) return;
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-  const int pieces = args.kv_heads * args.chunks_per_head * kSplit, piece = blockIdx.y;
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
-  const std::size_t stride = static_cast<std::size_t>(pieces) * PartialFloats<D, kSplit>();
-  const float* const all = a.partials + cut.first * stride + piece * PartialFloats<D, kSplit>();
-  float result[2 * kTiles] = {}, mass = 0.f, top = -INFINITY;
-  for (int i = warp; i < cut.count; i += kWarps) {
-    const float* const from = all + i * stride;
-    const float2 own = *reinterpret_cast<const float2*>(from + kValues + 2 * t);
-    float4 part[kTiles / 2];
-#pragma unroll
-    for (int c = 0; c < kTiles / 2; ++c)
-      part[c] = reinterpret_cast<const float4*>(from)[c * 32 + lane];
-    if (own.x == -INFINITY) continue;
-    const float new_top = fmaxf(top, own.x);
-    const float keep = Exp2(top - new_top), scale = Exp2(own.x - new_top);
-    top = new_top;
-    mass = fmaf(own.y, scale, mass * keep);
-#pragma unroll
-    for (int c = 0; c < kTiles / 2; ++c) {
-      result[4 * c] = fmaf(part[c].x, scale, result[4 * c] * keep);
-      result[4 * c + 1] = fmaf(part[c].y, scale, result[4 * c + 1] * keep);
-      result[4 * c + 2] = fmaf(part[c].z, scale, result[4 * c + 2] * keep);
-      result[4 * c + 3] = fmaf(part[c].w, scale, result[4 * c + 3] * keep);
-    }
-  }
-  __shared__ float4 sums[kWarps][kTiles / 2][32];
-  __shared__ float2 states[kWarps][32];
-#pragma unroll
-  for (int c = 0; c < kTiles / 2; ++c)
-    sums[warp][c][lane] =
-        make_float4(result[4 * c], result[4 * c + 1], result[4 * c + 2], result[4 * c + 3]);
-  states[warp][lane] = make_float2(top, mass);
-  __syncthreads();
-  if (warp != 0) return;
-  for (int w = 0; w < kWarps; ++w) top = fmaxf(top, states[w][lane].x);
-#pragma unroll
-  for (int i = 0; i < 2 * kTiles; ++i) result[i] = 0.f;
-  mass = 0.f;
-  for (int w = 0; w < kWarps; ++w) {
-    const float2 own = states[w][lane];
-    if (own.x == -INFINITY) continue;
-    const float scale = Exp2(own.x - top);
-    mass = fmaf(own.y, scale, mass);
-#pragma unroll
-    for (int c = 0; c < kTiles / 2; ++c) {
-      const float4 v = sums[w][c][lane];
-      result[4 * c] = fmaf(v.x, scale, result[4 * c]);
-      result[4 * c + 1] = fmaf(v.y, scale, result[4 * c + 1]);
-      result[4 * c + 2] = fmaf(v.z, scale, result[4 * c + 2]);
-      result[4 * c + 3] = fmaf(v.w, scale, result[4 * c + 3]);
-    }
-  }
-  const int chunk = piece / kSplit, kv_head = chunk / args.chunks_per_head;
-  const int head = (chunk % args.chunks_per_head) * kHeadsPerChunk + t;
-  if (head >= args.group) return;
-  StoreResult<kTiles>(args, cut.row,
-                      (kv_head * args.group + head) * D + piece % kSplit * (D / kSplit) + 2 * g,
-                      mass, result);
-}
-
 // Dims of the output are split over this many warps, each of which computes all scores, where a
 // warp's registers cannot hold all sums.
 constexpr int Split(int head_dim) { return head_dim == 256 ? 2 : 1; }
@@ -778,16 +519,9 @@ void Launch(const KernelArgs& args, cudaStream_t stream) {
       args);
   PLIANT_CUDA_CHECK_LAUNCH();
   if (args.a.max_cut_rows == 0) return;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(args.a.max_cut_rows, args.kv_heads * args.chunks_per_head * Split(D));
-  config.blockDim = dim3(256);
-  config.stream = stream;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  PLIANT_CUDA_CHECK(cudaLaunchKernelEx(&config, MergeKernel<D, Split(D)>, args));
+  LaunchOverlapped(true, MergeKernel<D, Split(D)>,
+                   dim3(args.a.max_cut_rows, args.kv_heads * args.chunks_per_head * Split(D)),
+                   dim3(256), 0, stream, args);
 }
 
 }  // namespace

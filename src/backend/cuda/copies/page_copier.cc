@@ -41,11 +41,11 @@ PageCopier::~PageCopier() {
   thread_.join();
 }
 
-CopyTicket PageCopier::Start(Direction direction, std::vector<Piece> pieces, const Stream& after) {
+CopyTicket PageCopier::Start(Direction direction, std::vector<Piece> pieces, const Stream* after) {
   Job job;
   job.direction = direction;
   job.pieces = std::move(pieces);
-  job.after.Record(after);
+  if (after != nullptr) job.after.emplace().Record(*after);
   std::lock_guard lock(mutex_);
   job.ticket = next_ticket_++;
   const CopyTicket ticket(job.ticket);
@@ -101,7 +101,7 @@ void PageCopier::Loop(int device) {
 
 void PageCopier::Run(const Job& job) {
   if (job.pieces.empty()) return;
-  job.after.Block(stream_);
+  if (job.after) job.after->Block(stream_);
   const bool out = job.direction == Direction::kOut;
   auto on_link = [&](const Piece& piece, std::byte* host) {
     if (out) {

@@ -13,6 +13,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <thread>
 #include <vector>
@@ -35,8 +36,8 @@ class PageCopier {
   /// Finishes what is queued.
   ~PageCopier();
 
-  /// The copies begin after the work that `after` holds now.
-  CopyTicket Start(Direction direction, std::vector<Piece> pieces, const Stream& after);
+  /// The copies begin after the work that `after` holds now; null: nothing is under way.
+  CopyTicket Start(Direction direction, std::vector<Piece> pieces, const Stream* after);
   /// A ticket that has failed from the start.
   CopyTicket Refuse();
   CopyState Poll(CopyTicket ticket);
@@ -47,7 +48,7 @@ class PageCopier {
     std::uint64_t ticket = 0;
     Direction direction = Direction::kOut;
     std::vector<Piece> pieces;
-    Event after;
+    std::optional<Event> after;
   };
   PageCopier(std::size_t page_bytes, PinnedArray<std::byte> staging);
   void Loop(int device);

@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "backend/cuda/device_memory.h"
+#include "backend/cuda/gemv/gemv.h"
 
 namespace pliant::cuda {
 namespace {
@@ -104,6 +105,7 @@ void Gemm::Run(const std::uint16_t* x, const std::uint16_t* weight, const float*
                std::int64_t rows, std::int64_t n, std::int64_t k, float* out, bool accumulate,
                cudaStream_t stream) {
   if (rows == 0) return;
+  if (rows == 1 && GemvFits(k)) return LaunchGemv(x, weight, bias, n, k, out, accumulate, stream);
   Plan& plan = state_->PlanFor(rows, n, k, bias != nullptr);
   if (bias != nullptr) {
     PLIANT_CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "backend/cuda/cuda_check.h"
+#include "backend/cuda/overlap.cuh"
 #include "backend/cuda/ptx.cuh"
 #include "backend/cuda/rowwise/rowwise.h"
 
@@ -35,6 +36,8 @@ template <ElementType kOut>
 __global__ void __launch_bounds__(kNormThreads)
     RmsNormKernel(const float* x, const std::int32_t* sources, const float* weight, float eps,
                   int cols, void* out) {
+  LetNextStart();
+  WaitForPrevious();
   const std::int64_t row = blockIdx.x, source = sources == nullptr ? row : sources[row];
   const float4* const from = reinterpret_cast<const float4*>(x + source * cols);
   const float4* const scale = reinterpret_cast<const float4*>(weight);
@@ -83,6 +86,8 @@ __device__ __forceinline__ float SiluTimes(float gate, float up) {
 
 /// Features a multiple of 4.
 __global__ void SiluMulKernel(const float* gate_up, int features, std::uint16_t* out) {
+  LetNextStart();
+  WaitForPrevious();
   const std::int64_t row = blockIdx.y;
   const int i = 4 * (blockIdx.x * blockDim.x + threadIdx.x);
   if (i >= features) return;
@@ -112,13 +117,12 @@ void LaunchRmsNorm(const float* x, const std::int32_t* sources, const float* wei
                    int rows, int cols, void* out, ElementType out_type, cudaStream_t stream) {
   if (rows == 0) return;
   if (out_type == ElementType::kF32) {
-    RmsNormKernel<ElementType::kF32>
-        <<<rows, kNormThreads, 0, stream>>>(x, sources, weight, eps, cols, out);
+    LaunchOverlapped(rows <= kMostOverlappedRows, RmsNormKernel<ElementType::kF32>, dim3(rows),
+                     dim3(kNormThreads), 0, stream, x, sources, weight, eps, cols, out);
   } else {
-    RmsNormKernel<ElementType::kBf16>
-        <<<rows, kNormThreads, 0, stream>>>(x, sources, weight, eps, cols, out);
+    LaunchOverlapped(rows <= kMostOverlappedRows, RmsNormKernel<ElementType::kBf16>, dim3(rows),
+                     dim3(kNormThreads), 0, stream, x, sources, weight, eps, cols, out);
   }
-  PLIANT_CUDA_CHECK_LAUNCH();
 }
 
 void LaunchSiluMul(const float* gate_up, int rows, int features, std::uint16_t* out,
@@ -126,10 +130,9 @@ void LaunchSiluMul(const float* gate_up, int rows, int features, std::uint16_t* 
   // A grid's y is limited to 65535.
   for (int first = 0; first < rows; first += 65535) {
     const dim3 grid((features / 4 + kThreads - 1) / kThreads, std::min(65535, rows - first));
-    SiluMulKernel<<<grid, kThreads, 0, stream>>>(
-        gate_up + static_cast<std::int64_t>(first) * 2 * features, features,
-        out + static_cast<std::int64_t>(first) * features);
-    PLIANT_CUDA_CHECK_LAUNCH();
+    LaunchOverlapped(rows <= kMostOverlappedRows, SiluMulKernel, grid, dim3(kThreads), 0, stream,
+                     gate_up + static_cast<std::int64_t>(first) * 2 * features, features,
+                     out + static_cast<std::int64_t>(first) * features);
   }
 }
 

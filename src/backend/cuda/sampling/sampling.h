@@ -1,0 +1,21 @@
+// Room: backend/cuda. From rows of logits to token ids, one thread block a row: what
+// backend/sampling.h says, without sorting. The cuts of top_k and top_p are found by descending
+// through histograms of the weights' bits (three levels of 10 bits), sums are integers (weights
+// times 2^44), so that a result does not depend on the order of the additions. Called by the
+// thread that owns the stream; enqueues only.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "backend/sampling.h"
+
+namespace pliant::cuda {
+
+/// logits [rows][stride]; ids 0 .. columns - 1 may be taken. tokens[r]: the token, or kNoToken;
+/// rows that say on_host are not written.
+void LaunchSample(const float* logits, std::int64_t stride, int columns, int rows,
+                  const RowSampling* how, std::int32_t* tokens, cudaStream_t stream);
+
+}  // namespace pliant::cuda

@@ -1,0 +1,65 @@
+// Room: backend. From one row of logits to one token: how a row is drawn, the scalar oracle of the
+// sampling op, used by the reference backend and by the engine's own sampler. Pure, any thread.
+//
+// The draw: weights are exp((logit - largest) / temperature). min_p, top_k and top_p cut the
+// tokens, each what the one before left, heavier tokens first and equal ones by id. Of what is
+// left, in order of the ids, the token is taken at which the running sum of the weights passes
+// uniform * total.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace pliant {
+
+/// How one logit row becomes a token. Plain data, the same bytes on a device.
+struct RowSampling {
+  double uniform = 0;     // [0, 1): where in the distribution the draw falls
+  float temperature = 0;  // 0: the largest logit, of equals the lowest id
+  float top_p = 1;
+  float min_p = 0;
+  std::int32_t top_k = 0;    // 0: off
+  std::int32_t on_host = 0;  // 1: no token is taken; the row's logits go to the host (LogitRows)
+  std::int32_t pad = 0;
+};
+static_assert(sizeof(RowSampling) == 32);
+
+/// A sampled row whose logits hold NaN or +inf, or nothing above -inf: no token is invented.
+inline constexpr std::int32_t kNoToken = -1;
+
+/// What min_p leaves: a token takes part when its logit is at least this far from the largest
+/// (0 or below).
+float MinPCutoff(const RowSampling& how);
+/// 1 / temperature, within what float can divide by.
+float InverseTemperature(const RowSampling& how);
+
+struct Peak {
+  std::int32_t id = 0;
+  float value = 0;
+  bool finite = true;  // no NaN and no +inf anywhere, and something above -inf
+};
+/// -inf is how a model may mask a token; NaN and +inf are faults.
+Peak FindPeak(std::span<const float> logits);
+
+/// Draws from rows whose peak is known to be finite; keeps its memory between draws.
+class RowSampler {
+ public:
+  /// The token; temperature must be above 0.
+  std::int32_t Draw(std::span<const float> logits, float peak, const RowSampling& how);
+
+ private:
+  struct Candidate {
+    float weight;
+    std::int32_t id;
+  };
+  void KeepTopK(std::int32_t top_k);
+  void KeepTopP(float top_p);
+  std::vector<Candidate> candidates_;
+};
+
+/// The whole op for one row: the token, or kNoToken.
+std::int32_t SampleLogits(std::span<const float> logits, const RowSampling& how,
+                          RowSampler& sampler);
+
+}  // namespace pliant

@@ -1,0 +1,101 @@
+#include "kv/device_host_store.h"
+
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace pliant {
+namespace {
+
+class DeviceHostStore final : public ExactStore {
+ public:
+  DeviceHostStore(HostMemory memory, std::uint32_t slots, std::size_t page_bytes)
+      : ExactStore(slots, page_bytes), memory_(std::move(memory)), state_(slots, IoState::kDone) {
+    worker_ = std::thread([this] { Work(); });
+  }
+  ~DeviceHostStore() override {
+    {
+      std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    wake_.notify_one();
+    worker_.join();
+  }
+
+  std::byte* Map(SlotId slot) override { return memory_.get() + slot.value() * page_bytes_; }
+  void Unmap(SlotId) override {}
+  void StartSave(SlotId slot) override { Enqueue({slot, true, 0}); }
+  void StartFetch(SlotId slot) override { Enqueue({slot, false, checksums_[slot.value()]}); }
+  IoState Poll(SlotId slot) override {
+    Drain();
+    return state_[slot.value()];
+  }
+  void CorruptForTest(SlotId slot) override { Map(slot)[page_bytes_ / 2] ^= std::byte{4}; }
+
+ private:
+  struct Job {
+    SlotId slot;
+    bool save = false;
+    std::uint64_t checksum = 0;  // expected (fetch) or found (save, when done)
+    IoState state = IoState::kPending;
+  };
+
+  void Enqueue(const Job& job) {
+    state_[job.slot.value()] = IoState::kPending;
+    {
+      std::lock_guard lock(mutex_);
+      jobs_.push_back(job);
+    }
+    wake_.notify_one();
+  }
+  void Drain() {
+    std::lock_guard lock(mutex_);
+    for (const Job& job : done_) {
+      if (job.save) checksums_[job.slot.value()] = job.checksum;
+      state_[job.slot.value()] = job.state;
+    }
+    done_.clear();
+  }
+
+  // The worker: reads only the jobs' pages. It takes all jobs at once: the engine thread seldom
+  // meets the lock held.
+  void Work() {
+    std::vector<Job> taken;
+    std::unique_lock lock(mutex_);
+    while (true) {
+      wake_.wait(lock, [this] { return stop_ || !jobs_.empty(); });
+      if (stop_) return;
+      taken.swap(jobs_);
+      lock.unlock();
+      for (Job& job : taken) {
+        const std::uint64_t found = StoreChecksum({Map(job.slot), page_bytes_});
+        job.state = job.save || found == job.checksum ? IoState::kDone : IoState::kCorrupt;
+        if (job.save) job.checksum = found;
+      }
+      lock.lock();
+      done_.insert(done_.end(), taken.begin(), taken.end());
+      taken.clear();
+    }
+  }
+
+  const HostMemory memory_;
+  std::vector<IoState> state_;  // by slot; the engine thread's view
+
+  std::mutex mutex_;  // jobs_, done_, stop_
+  std::condition_variable wake_;
+  std::vector<Job> jobs_, done_;
+  bool stop_ = false;
+  std::thread worker_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<ExactStore>> MakeDeviceHostStore(HostMemory memory, std::uint32_t slots,
+                                                        std::size_t page_bytes) {
+  return std::unique_ptr<ExactStore>(
+      std::make_unique<DeviceHostStore>(std::move(memory), slots, page_bytes));
+}
+
+}  // namespace pliant

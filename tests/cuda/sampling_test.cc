@@ -1,0 +1,139 @@
+// The sampling kernel against backend/sampling.h: the same token, unless the draw falls within
+// rounding of a boundary of the distribution.
+#include "backend/cuda/sampling/sampling.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "backend/cuda/cuda_check.h"
+#include "backend/cuda/device_memory.h"
+
+namespace pliant {
+namespace {
+
+using cuda::DeviceArray;
+
+class CudaSampling : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!cuda::DeviceAvailable()) GTEST_SKIP() << "no CUDA device";
+  }
+};
+
+std::vector<std::int32_t> OnDevice(const std::vector<float>& logits, std::int64_t stride,
+                                   int columns, const std::vector<RowSampling>& how) {
+  auto data = DeviceArray<float>::Make(logits.size(), "logits").value();
+  auto rows = DeviceArray<RowSampling>::Make(how.size(), "rows").value();
+  auto tokens = DeviceArray<std::int32_t>::Make(how.size(), "tokens").value();
+  cuda::Upload<float>(logits, data.data());
+  cuda::Upload<RowSampling>(how, rows.data());
+  std::vector<std::int32_t> out(how.size(), -77);
+  cuda::Upload<std::int32_t>(out, tokens.data());
+  cuda::LaunchSample(data.data(), stride, columns, static_cast<int>(how.size()), rows.data(),
+                     tokens.data(), nullptr);
+  PLIANT_CUDA_CHECK(cudaDeviceSynchronize());
+  cuda::Download<std::int32_t>(tokens.data(), out);
+  return out;
+}
+
+std::vector<float> RandomRow(std::mt19937& random, int n, float spread, bool coarse) {
+  std::normal_distribution<float> normal(0.f, spread);
+  std::vector<float> row(n);
+  for (float& x : row) {
+    x = normal(random);
+    if (coarse) x = std::round(x * 2) / 2;  // many ties
+    if (random() % 64 == 0) x = -std::numeric_limits<float>::infinity();
+  }
+  return row;
+}
+
+/// A draw moved by so little gives the device's token too: then the device is right within
+/// rounding.
+bool Near(const std::vector<float>& row, RowSampling how, std::int32_t token) {
+  RowSampler sampler;
+  for (const double nudge : {-2e-6, 2e-6}) {
+    RowSampling moved = how;
+    moved.uniform = std::clamp(how.uniform + nudge, 0.0, 1 - 0x1p-53);
+    if (SampleLogits(row, moved, sampler) == token) return true;
+  }
+  for (const float nudge : {1 - 2e-6f, 1 + 2e-6f}) {  // top_p's own boundary
+    RowSampling moved = how;
+    moved.top_p = std::min(how.top_p * nudge, 0.9999999f);
+    if (how.top_p < 1 && SampleLogits(row, moved, sampler) == token) return true;
+  }
+  return false;
+}
+
+void Compare(int columns, std::int64_t stride, float spread, bool coarse, unsigned seed) {
+  std::mt19937 random(seed);
+  std::vector<float> logits;
+  std::vector<std::vector<float>> rows;
+  std::vector<RowSampling> how;
+  for (const float temperature : {0.f, 0.3f, 1.f, 1.7f})
+    for (const int top_k : {0, 1, 7, 50, 1 << 20})
+      for (const float top_p : {1.f, 0.95f, 0.5f, 0.f})
+        for (const float min_p : {0.f, 0.05f}) {
+          rows.push_back(RandomRow(random, columns, spread, coarse));
+          std::vector<float> padded = rows.back();
+          padded.resize(stride, 1e9f);  // beyond the vocabulary: never taken
+          logits.insert(logits.end(), padded.begin(), padded.end());
+          how.push_back({.uniform = (random() >> 5) * 0x1p-27,
+                         .temperature = temperature,
+                         .top_p = top_p,
+                         .min_p = min_p,
+                         .top_k = top_k});
+        }
+  const auto tokens = OnDevice(logits, stride, columns, how);
+  RowSampler sampler;
+  int near = 0;
+  for (std::size_t r = 0; r < how.size(); ++r) {
+    const std::int32_t want = SampleLogits(rows[r], how[r], sampler);
+    if (tokens[r] == want) continue;
+    ++near;
+    EXPECT_TRUE(how[r].temperature > 0 && Near(rows[r], how[r], tokens[r]))
+        << "row " << r << ": " << tokens[r] << ", expected " << want << "; temperature "
+        << how[r].temperature << " top_k " << how[r].top_k << " top_p " << how[r].top_p << " min_p "
+        << how[r].min_p << " uniform " << how[r].uniform;
+  }
+  EXPECT_LE(near, 3) << "draws within rounding of a boundary are rare";
+}
+
+TEST_F(CudaSampling, MatchesTheOracle) {
+  Compare(1000, 1003, 2.f, false, 1);
+  Compare(128256, 128256, 2.f, false, 2);
+  Compare(37, 40, 1.f, false, 3);
+}
+TEST_F(CudaSampling, MatchesTheOracleWithManyTies) { Compare(5000, 5001, 2.f, true, 4); }
+TEST_F(CudaSampling, MatchesTheOracleOnFlatRows) { Compare(50000, 50000, 0.01f, false, 5); }
+
+TEST_F(CudaSampling, FaultyRowsGiveNoTokenAndHostRowsAreLeftAlone) {
+  constexpr int kColumns = 3000;
+  std::mt19937 random(6);
+  std::vector<float> logits;
+  std::vector<RowSampling> how(6, RowSampling{.uniform = 0.5, .temperature = 1});
+  for (int r = 0; r < 6; ++r) {
+    std::vector<float> row = RandomRow(random, kColumns, 1, false);
+    if (r == 0) row[2999] = std::nanf("");
+    if (r == 1) row[17] = std::numeric_limits<float>::infinity();
+    if (r == 2) row.assign(kColumns, -std::numeric_limits<float>::infinity());
+    if (r == 5) row.assign(kColumns, -std::numeric_limits<float>::infinity()), row[2047] = -5;
+    logits.insert(logits.end(), row.begin(), row.end());
+  }
+  how[3].on_host = 1;
+  how[0].temperature = 0;
+  const auto tokens = OnDevice(logits, kColumns, kColumns, how);
+  EXPECT_EQ(tokens[0], kNoToken);
+  EXPECT_EQ(tokens[1], kNoToken);
+  EXPECT_EQ(tokens[2], kNoToken);
+  EXPECT_EQ(tokens[3], -77);
+  EXPECT_GE(tokens[4], 0);
+  EXPECT_EQ(tokens[5], 2047);
+}
+
+}  // namespace
+}  // namespace pliant
