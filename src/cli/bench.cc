@@ -165,7 +165,7 @@ Command AddBenchEngine(CLI::App& app) {
   app.add_option("--limit", flags->cut.limit, "Only the first N requests; 0: all")->capture_default_str();
   app.add_option("--scale-time", flags->cut.scale_time, "Arrivals are multiplied by this (2: half the load)")
       ->capture_default_str()
-      ->check(CLI::Range(0.0, 1e6));
+      ->check(Between(0.0, 1e6));
   app.add_option("--max-input", flags->cut.max_input, "Longest prompt; longer ones are cut; 0: as they are")
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
@@ -174,7 +174,7 @@ Command AddBenchEngine(CLI::App& app) {
       ->check(CLI::NonNegativeNumber);
   app.add_option("--cut-off", flags->cut_off, "Cancel what is unfinished after so many seconds; 0: never")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(Between(0.0, 1e9));
   app.add_option("--min-bits", flags->min_bits, "Bits every request asks for (kv.min_bits); 0: the server's floor")
       ->capture_default_str()
       ->check(CLI::IsMember({0, 4, 8, 12, 16}));

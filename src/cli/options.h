@@ -7,6 +7,7 @@
 #include <string>
 
 #include "backend/backend.h"
+#include "base/status.h"
 #include "engine/engine_factory.h"
 #include "model/model.h"
 #include "text/chat_template.h"
@@ -58,10 +59,17 @@ Result<std::unique_ptr<Engine>> StartEngine(const EngineFlags& flags, OpenedMode
 /// "cpu", "cuda", "ref", or "auto": the GPU if there is a usable one, else the CPU, and standard error says so in one line.
 Result<std::unique_ptr<Backend>> MakeNamedBackend(const std::string& name, const CpuOptions& cpu, bool cuda_graphs = true);
 
-/// The variables a chat template gets besides the messages (bos_token, eos_token, add_generation_prompt).
+/// A check for options: a number from `low` to `high`. Unlike CLI::Range it does not let "nan" through.
+CLI::Validator Between(double low, double high);
+
+/// A whole file, or standard input for "-"; TooLarge past `limit` bytes, IoError for what cannot be read (a folder, ...).
+Result<std::string> ReadText(const std::string& path, std::size_t limit);
+
+/// `messages_json`: a list of messages, or an object with one under "messages", bounded as the server bounds its bodies. The
+/// template also gets bos_token, eos_token and add_generation_prompt unless the object has them.
 Result<std::string> RenderChat(const OpenedModel& opened, const std::string& messages_json, bool add_generation_prompt);
 
-/// Prints "pliant: message" on standard error; returns the exit code.
+/// Prints "pliant: message" as one line on standard error; returns the exit code.
 int Fail(const Status& status);
 
 }  // namespace pliant

@@ -81,7 +81,8 @@ int Serve(const ServeFlags& flags) {
   (*server)->SetReady(true);
 
   const EngineStats stats = (*engine)->Stats();
-  const std::string url = "http://" + flags.server.host + ":" + std::to_string((*server)->port());
+  const bool ipv6 = flags.server.host.find(':') != std::string::npos;
+  const std::string url = "http://" + (ipv6 ? "[" + flags.server.host + "]" : flags.server.host) + ":" + std::to_string((*server)->port());
   std::printf("Serving %s on %s (KV cache %s, exact store %s, %lld tokens a request at most).\nTry:\n  curl %s/v1/chat/completions -H 'Content-Type: application/json' \\\n"
               "    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Name three rivers.\"}], \"stream\": true}'\n",
               served.model_id.c_str(), url.c_str(), FormatSize(static_cast<std::uint64_t>(stats.kv_bytes_total)).c_str(),
@@ -111,11 +112,11 @@ Command AddServe(CLI::App& app) {
   app.add_option("--model-name", flags->model_name, "Name that clients use (default: the file's)");
   app.add_option("--api-key", flags->server.api_key, "Ask clients for this key");
   app.add_option("--cors-origin", flags->server.cors_origin, "Allow browsers of this origin");
-  app.add_option("--max-connections", flags->server.max_connections, "Connections open at once")->capture_default_str();
+  app.add_option("--max-connections", flags->server.max_connections, "Connections open at once")->capture_default_str()->check(CLI::Range(1, 1 << 20));
   app.add_option("--http-threads", flags->server.io_threads, "Threads for sockets")->capture_default_str()->check(CLI::Range(1, 64));
   app.add_option("--drain-seconds", flags->drain_seconds, "On SIGTERM, how long running requests may take to end")
       ->capture_default_str()
-      ->check(CLI::Range(0.0, 86400.0));
+      ->check(Between(0.0, 86400.0));
   flags->engine.AddTo(app);
   return [flags] { return Serve(*flags); };
 }

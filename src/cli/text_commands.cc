@@ -1,7 +1,5 @@
 #include <cstdio>
-#include <fstream>
-#include <iostream>
-#include <iterator>
+#include <cstdlib>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -19,23 +17,23 @@ struct TokenizeFlags {
   bool bos = false;
 };
 
-std::string ReadAll(std::istream& in) {
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
+constexpr std::size_t kMaxInput = 64u << 20;  // the tokenizer's own limit
 
 int Tokenize(const TokenizeFlags& flags) {
   Result<OpenedModel> opened = OpenModel(flags.model);
   if (!opened.ok()) return Fail(opened.status());
   const Tokenizer& tokenizer = *opened->tokenizer;
-  const std::string input = ReadAll(std::cin);
+  Result<std::string> input = ReadText("-", kMaxInput);
+  if (!input.ok()) return Fail(input.status());
   if (!flags.decode) {
-    Result<std::vector<TokenId>> ids = tokenizer.Encode(input, {.parse_special = flags.special, .add_bos = flags.bos});
+    Result<std::vector<TokenId>> ids =
+        tokenizer.Encode(*input, {.parse_special = flags.special, .add_bos = flags.bos});
     if (!ids.ok()) return Fail(ids.status());
     for (std::size_t i = 0; i < ids->size(); ++i) std::printf("%s%d", i == 0 ? "" : " ", (*ids)[i]);
     std::printf("\n");
     return 0;
   }
-  std::string cleaned = input;
+  std::string cleaned = *std::move(input);
   for (char& c : cleaned) {
     if (c == ',' || c == '[' || c == ']') c = ' ';
   }
@@ -45,7 +43,9 @@ int Tokenize(const TokenizeFlags& flags) {
     char* end = nullptr;
     const long id = std::strtol(word.c_str(), &end, 10);
     if (*end != '\0' || id < 0 || id >= tokenizer.size()) {
-      return Fail(InvalidArgument("'" + word + "' is not a token id; they go from 0 to " + std::to_string(tokenizer.size() - 1)));
+      return Fail(InvalidArgument("'" + word.substr(0, 40) +
+                                  "' is not a token id; they go from 0 to " +
+                                  std::to_string(tokenizer.size() - 1)));
     }
     ids.push_back(static_cast<TokenId>(id));
   }
@@ -62,18 +62,11 @@ struct TemplateFlags {
 
 int Template(TemplateFlags flags) {
   if (flags.words.size() == 2) flags.model.model = flags.words[0];
-  const std::string& file = flags.words.back();
-  std::string messages;
-  if (file == "-") {
-    messages = ReadAll(std::cin);
-  } else {
-    std::ifstream in(file, std::ios::binary);
-    if (!in) return Fail(NotFound(file + ": cannot be opened"));
-    messages = ReadAll(in);
-  }
+  Result<std::string> messages = ReadText(flags.words.back(), kMaxInput);
+  if (!messages.ok()) return Fail(messages.status());
   Result<OpenedModel> opened = OpenModel(flags.model);
   if (!opened.ok()) return Fail(opened.status());
-  Result<std::string> text = RenderChat(*opened, messages, !flags.no_generation_prompt);
+  Result<std::string> text = RenderChat(*opened, *messages, !flags.no_generation_prompt);
   if (!text.ok()) return Fail(text.status());
   std::fwrite(text->data(), 1, text->size(), stdout);
   return 0;
@@ -84,8 +77,11 @@ int Template(TemplateFlags flags) {
 Command AddTokenize(CLI::App& app) {
   auto flags = std::make_shared<TokenizeFlags>();
   flags->model.AddTo(app);
-  app.add_flag("--decode", flags->decode, "Token ids on standard input (blanks or commas between), text out");
-  app.add_flag("--special", flags->special, "Read control tokens in the text as such (<|im_start|>); otherwise they are characters");
+  app.add_flag("--decode", flags->decode,
+               "Token ids on standard input (blanks or commas between), text out");
+  app.add_flag(
+      "--special", flags->special,
+      "Read control tokens in the text as such (<|im_start|>); otherwise they are characters");
   app.add_flag("--bos", flags->bos, "Put the begin token in front where the model wants one");
   return [flags] { return Tokenize(*flags); };
 }
@@ -93,11 +89,14 @@ Command AddTokenize(CLI::App& app) {
 Command AddTemplate(CLI::App& app) {
   auto flags = std::make_shared<TemplateFlags>();
   app.add_option("MODEL_AND_FILE", flags->words,
-                 "[MODEL] FILE: FILE holds a JSON list of messages, or an object with messages, tools, ...; - is standard input")
+                 "[MODEL] FILE: FILE holds a JSON list of messages, or an object with messages, "
+                 "tools, ...; - is standard input")
       ->required()
       ->expected(1, 2);
-  app.add_option("--chat-template", flags->model.chat_template, "Jinja file that replaces the model's own chat template");
-  app.add_flag("--no-generation-prompt", flags->no_generation_prompt, "Do not open the assistant's turn at the end");
+  app.add_option("--chat-template", flags->model.chat_template,
+                 "Jinja file that replaces the model's own chat template");
+  app.add_flag("--no-generation-prompt", flags->no_generation_prompt,
+               "Do not open the assistant's turn at the end");
   return [flags] { return Template(*flags); };
 }
 

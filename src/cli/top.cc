@@ -117,7 +117,7 @@ Command AddTop(CLI::App& app) {
   app.add_option("--host", flags->host, "Where the server listens")->capture_default_str();
   app.add_option("--port", flags->port, "Its port")->capture_default_str()->check(CLI::Range(1, 65535));
   app.add_option("--api-key", flags->api_key, "Its API key, if it asks for one");
-  app.add_option("--every", flags->seconds, "Seconds between pictures")->capture_default_str()->check(CLI::Range(0.1, 3600.0));
+  app.add_option("--every", flags->seconds, "Seconds between pictures")->capture_default_str()->check(Between(0.1, 3600.0));
   app.add_flag("--once", flags->once, "Print one picture and end");
   return [flags] { return Top(*flags); };
 }

@@ -2,6 +2,7 @@
 #include "model/config.h"
 
 #include <cmath>
+#include <cstdio>
 #include <numbers>
 
 #include "model/config_reader.h"
@@ -14,6 +15,13 @@ struct Bound {
   std::int64_t value;
   std::int64_t limit;
 };
+
+/// Six digits; std::to_string would write a wrong 1e300 out in full.
+std::string Number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", value);
+  return text;
+}
 
 }  // namespace
 
@@ -92,17 +100,16 @@ Status ModelConfig::Validate() const {
                          " is not supported; it must be a multiple of 32");
   }
   if (!(norm_eps > 0) || norm_eps > 0.1f) {
-    return InvalidArgument("RMSNorm epsilon is " + std::to_string(norm_eps) +
+    return InvalidArgument("RMSNorm epsilon is " + Number(norm_eps) +
                            "; it must be positive and at most 0.1");
   }
   if (!(rope_theta >= 1) || !(rope_theta <= 1e12)) {
-    return InvalidArgument("RoPE base is " + std::to_string(rope_theta) +
-                           "; it must be from 1 to 1e12");
+    return InvalidArgument("RoPE base is " + Number(rope_theta) + "; it must be from 1 to 1e12");
   }
   const RopeScaling& scaling = rope_scaling;
   if (scaling.kind != RopeScaling::Kind::kNone &&
       (!(scaling.factor >= 1) || !(scaling.factor <= 1e6f))) {
-    return InvalidArgument("RoPE scaling factor is " + std::to_string(scaling.factor) +
+    return InvalidArgument("RoPE scaling factor is " + Number(scaling.factor) +
                            "; it must be from 1 to 1000000");
   }
   if (scaling.kind == RopeScaling::Kind::kLlama3 &&

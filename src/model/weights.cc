@@ -290,6 +290,13 @@ Status CheckWeights(const WeightSource& source, const ModelConfig& config) {
                            "': QK norm is supported for qwen3 only");
     }
   }
+  // A count of layers that lies would run, and answer nonsense.
+  for (const Need& need : every_layer) {
+    if (source.Find(need.weight, config.layers) == nullptr) continue;
+    return InvalidArgument("tensor '" + source.NameOf(need.weight, config.layers) +
+                           "' is there, but the configuration says " +
+                           std::to_string(config.layers) + " layers");
+  }
   return Status::Ok();
 }
 

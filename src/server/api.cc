@@ -1,5 +1,6 @@
 #include "server/api.h"
 
+#include <algorithm>
 #include <chrono>
 
 namespace pliant {
@@ -17,11 +18,15 @@ struct RouteRow {
   bool post;
 };
 constexpr RouteRow kRoutes[] = {
-    {"/health", Route::kHealth, false},           {"/ready", Route::kReady, false},
-    {"/metrics", Route::kMetrics, false},         {"/v1/models", Route::kModels, false},
-    {"/v1/chat/completions", Route::kChat, true}, {"/v1/completions", Route::kText, true},
+    {"/health", Route::kHealth, false},
+    {"/ready", Route::kReady, false},
+    {"/metrics", Route::kMetrics, false},
+    {"/v1/models", Route::kModels, false},
+    {"/v1/chat/completions", Route::kChat, true},
+    {"/v1/completions", Route::kText, true},
     {"/v1/kv", Route::kKv, false},
-    {"/tokenize", Route::kTokenize, true},        {"/detokenize", Route::kDetokenize, true},
+    {"/tokenize", Route::kTokenize, true},
+    {"/detokenize", Route::kDetokenize, true},
 };
 constexpr std::string_view kModelPrefix = "/v1/models/";
 
@@ -345,7 +350,9 @@ std::optional<ApiError> Api::AddPrompt(const CompletionRequest& request, std::ve
                         "; the context has room for " + std::to_string(room) + " tokens",
                     "context_length_exceeded");
   }
-  plan->prompts.push_back({std::move(ids), std::move(echo), request.max_tokens.value_or(room)});
+  plan->prompts.push_back(
+      {std::move(ids), std::move(echo),
+       request.max_tokens.value_or(std::min(request.default_max_tokens, room))});
   return std::nullopt;
 }
 

@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <boost/beast/core/string.hpp>
 
 #include "base/log.h"
 
@@ -48,6 +49,20 @@ ApiError HttpFault(int status, std::string message, std::string code) {
   error.message = std::move(message);
   error.code = std::move(code);
   return error;
+}
+
+bool EqualIgnoringCase(std::string_view a, std::string_view b) {
+  return boost::beast::iequals({a.data(), a.size()}, {b.data(), b.size()});
+}
+
+/// The target without "http://HOST" in front, which RFC 9112 lets a client send.
+std::string_view OriginForm(std::string_view target) {
+  for (const std::string_view scheme : {"http://", "https://"}) {
+    if (!EqualIgnoringCase(target.substr(0, scheme.size()), scheme)) continue;
+    const std::size_t path = target.find_first_of("/?#", scheme.size());
+    return path == target.npos ? "/" : target.substr(path);
+  }
+  return target;
 }
 
 }  // namespace
@@ -217,7 +232,7 @@ void Connection::OnHead() {
   };
   head_ = {};
   head_.method = std::string(message.method_string().data(), message.method_string().size());
-  const std::string_view target(message.target().data(), message.target().size());
+  const std::string_view target = OriginForm({message.target().data(), message.target().size()});
   head_.path = PercentDecode(target.substr(0, target.find_first_of("?#")));
   head_.authorization = field(http::field::authorization);
   head_.content_encoding = field(http::field::content_encoding);
@@ -227,6 +242,14 @@ void Connection::OnHead() {
   request_start_ = std::chrono::steady_clock::now();
   request_open_ = true;
 
+  // Any other coding would be taken for no body at all, and the body for the next request.
+  if (const std::string coding = field(http::field::transfer_encoding);
+      !coding.empty() && !EqualIgnoringCase(coding, "chunked")) {
+    route_ = Route::kNone;
+    return RefuseBody(HttpFault(
+        400, "Transfer-Encoding \"" + Excerpt(coding, 40) + "\" is not taken; only \"chunked\" is",
+        "unsupported_encoding"));
+  }
   Api::Routed routed = core_->api.RouteHead(head_);
   route_ = routed.route;
   if (!routed.answer) {
@@ -314,27 +337,27 @@ void Connection::StartJob() {
       if (const auto self = weak.lock()) self->OnMail();
     });
   };
-  asio::post(
-      core_->workers, [self = shared_from_this(), body = std::move(parser_->get().body()),
+  asio::thread_pool& workers = core_->WorkersFor(parser_->get().body().size());
+  asio::post(workers, [self = shared_from_this(), body = std::move(parser_->get().body()),
                        permit = std::move(body_permit_), notify = std::move(notify)]() mutable {
-        Api::Posted posted;
-        if (!self->gone_.load()) {
-          try {
-            posted = self->core_->api.Post(self->route_, body, std::move(notify));
-          } catch (const std::exception& e) {
-            // Nothing here is expected to throw but the allocator; whatever it is, it costs this
-            // request only.
-            spdlog::error("a request failed: {}", e.what());
-            posted = ErrorResponse(FromStatus(Internal("the request could not be worked on")));
-          }
-        }
-        body = std::string();
-        permit.Release();
-        const auto executor = self->executor_;
-        asio::post(executor, [self = std::move(self), posted = std::move(posted)]() mutable {
-          self->OnPosted(std::move(posted));
-        });
-      });
+    Api::Posted posted;
+    if (!self->gone_.load()) {
+      try {
+        posted = self->core_->api.Post(self->route_, body, std::move(notify));
+      } catch (const std::exception& e) {
+        // Nothing here is expected to throw but the allocator; whatever it is, it costs this
+        // request only.
+        spdlog::error("a request failed: {}", e.what());
+        posted = ErrorResponse(FromStatus(Internal("the request could not be worked on")));
+      }
+    }
+    body = std::string();
+    permit.Release();
+    const auto executor = self->executor_;
+    asio::post(executor, [self = std::move(self), posted = std::move(posted)]() mutable {
+      self->OnPosted(std::move(posted));
+    });
+  });
 }
 
 void Connection::OnPosted(Api::Posted posted) {

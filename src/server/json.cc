@@ -111,8 +111,8 @@ std::string Excerpt(std::string_view text, std::size_t max_bytes) {
   return out;
 }
 
-std::optional<ApiError> ParseJsonBody(std::string_view body, const JsonLimits& limits, Json* out) {
-  if (body.empty()) return BadBody("the body is empty; a JSON object is expected");
+std::optional<ApiError> ParseBoundedJson(std::string_view body, const JsonLimits& limits,
+                                         Json* out) {
   if (std::optional<ApiError> error = CheckBounds(body, limits)) return error;
   if (!IsValidUtf8(body)) return BadBody("the body is not valid UTF-8");
   try {
@@ -124,6 +124,12 @@ std::optional<ApiError> ParseJsonBody(std::string_view body, const JsonLimits& l
     if (const std::size_t end = what.find("] "); end != what.npos) what.remove_prefix(end + 2);
     return BadBody("the body is not valid JSON: " + Excerpt(what, 300));
   }
+  return std::nullopt;
+}
+
+std::optional<ApiError> ParseJsonBody(std::string_view body, const JsonLimits& limits, Json* out) {
+  if (body.empty()) return BadBody("the body is empty; a JSON object is expected");
+  if (std::optional<ApiError> error = ParseBoundedJson(body, limits, out)) return error;
   if (!out->is_object()) {
     return BadBody(std::string("the body must be a JSON object, not ") + out->type_name());
   }

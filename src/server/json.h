@@ -25,7 +25,11 @@ struct JsonLimits {
   std::size_t max_total_members = 100'000;  // of all objects together
 };
 
-/// Reads `body`, which must be one JSON object. The error names the place or the limit.
+/// Reads `body`, which must be one JSON value. The error names the place or the limit.
+std::optional<ApiError> ParseBoundedJson(std::string_view body, const JsonLimits& limits,
+                                         Json* out);
+
+/// The same for a body that must be one JSON object.
 std::optional<ApiError> ParseJsonBody(std::string_view body, const JsonLimits& limits, Json* out);
 
 /// Compact text. Bytes that are not UTF-8 become U+FFFD.

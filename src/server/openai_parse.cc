@@ -194,11 +194,11 @@ void ReadCommon(FieldReader* fields, const Tokenizer& tokenizer, CompletionReque
     fields->Fail("max_completion_tokens", "differs from 'max_tokens'; give one of them");
   }
   out->max_tokens = max_completion ? max_completion : max_tokens;
-  if (!out->chat && !out->max_tokens) out->max_tokens = kDefaultCompletionTokens;
-  if (out->max_tokens && out->base.stop.min_tokens > *out->max_tokens) {
+  if (!out->chat) out->default_max_tokens = kDefaultCompletionTokens;
+  const std::int64_t most = out->max_tokens.value_or(out->default_max_tokens);
+  if (out->base.stop.min_tokens > most) {
     fields->Fail("min_tokens", "is " + std::to_string(out->base.stop.min_tokens) +
-                                   ", more than 'max_tokens', which is " +
-                                   std::to_string(*out->max_tokens));
+                                   ", more than 'max_tokens', which is " + std::to_string(most));
   }
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -54,7 +55,9 @@ struct CompletionRequest {
   bool parse_special = true;  // raw prompts: control tokens in the text are parsed
   bool add_special =
       true;  // raw text prompts: begin-of-text in front when the vocabulary asks for it
-  std::optional<std::int64_t> max_tokens;
+  std::optional<std::int64_t> max_tokens;  // as given
+  /// Without max_tokens: so many, or what the context leaves when that is less.
+  std::int64_t default_max_tokens = std::numeric_limits<std::int64_t>::max();
   int n = 1;
   bool stream = false;
   bool include_usage = false;

@@ -205,7 +205,7 @@ void Server::Impl::Stop() {
     on_all(&Connection::Abort);
     wait_until_none(1);
   }
-  core.workers.join();
+  core.JoinWorkers();
   work.reset();
   io.stop();
   for (std::thread& thread : threads) thread.join();

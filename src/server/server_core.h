@@ -24,10 +24,23 @@ struct ServerCore {
         api(server_options, std::move(model)),
         workers(static_cast<std::size_t>(server_options.worker_threads)) {}
 
+  /// Large bodies are worked on one at a time, by a thread of their own: a few that take seconds to
+  /// tokenise hold nobody else up, and only one of them takes memory for it.
+  static constexpr std::size_t kLargeBodyBytes = 256u << 10;
+  boost::asio::thread_pool& WorkersFor(std::size_t body_bytes) {
+    return body_bytes > kLargeBodyBytes ? large_worker : workers;
+  }
+  /// Waits for what they are at. Nothing may be given to them any more.
+  void JoinWorkers() {
+    workers.join();
+    large_worker.join();
+  }
+
   const ServerOptions options;
   Api api;
   std::atomic<bool> draining{false};
   boost::asio::thread_pool workers;
+  boost::asio::thread_pool large_worker{1};
 
   std::mutex mutex;  // of all below
   std::condition_variable left;

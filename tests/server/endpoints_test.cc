@@ -121,7 +121,7 @@ TEST(Endpoints, StreamedChat) {
   EXPECT_EQ(client.Get("/health").status, 200);
 }
 
-TEST(Endpoints, UsageComesOnlyWhenAskedFor) {
+TEST(Endpoints, UsageComesOnlyWhenAskedFor) {  // known fault C3
   TestServer test;
   test.engine.SetScript(Says("ab"));
   const auto usage_chunks = [&](const std::string& members, std::vector<std::string>* events) {
@@ -252,7 +252,7 @@ TEST(Endpoints, Logprobs) {
   EXPECT_EQ(offsets, Json::parse("[0,1]"));
 }
 
-TEST(Endpoints, TokenizeAndDetokenize) {
+TEST(Endpoints, TokenizeAndDetokenize) {  // known fault E1 at the door
   TestServer test;
   const auto tokens = [&](const std::string& body) {
     return ParseBody(test.Post("/tokenize", body))["tokens"];
@@ -279,7 +279,7 @@ TEST(Endpoints, TokenizeAndDetokenize) {
   EXPECT_EQ(test.Post("/detokenize", R"({"tokens":[97,300]})").status, 400);
 }
 
-TEST(Endpoints, RefusalsAtTheDoor) {
+TEST(Endpoints, RefusalsAtTheDoor) {  // known faults F1, N1
   TestServer test({}, {}, /*refuse_system=*/true);
   const auto error = [&](std::string_view path, const std::string& body, int status) {
     const ClientResponse response = test.Post(path, body);
@@ -314,6 +314,97 @@ TEST(Endpoints, RefusalsAtTheDoor) {
   e = error("/v1/chat/completions", deep, 400);
   EXPECT_NE(e["message"].get<std::string>().find("nesting"), std::string::npos);
   EXPECT_TRUE(test.BecomesIdle());
+}
+
+// Known faults D1 to D3 and N1: whatever one client sends, another's stream goes on. (Each field by
+// itself: parse_test.)
+TEST(Endpoints, BadFieldsDisturbNobody) {
+  FakeEngineOptions slow;
+  slow.tick = std::chrono::milliseconds(2);
+  TestServer test({}, slow);
+  HttpClient stream = test.Connect();
+  stream.SendRequest("POST", "/v1/completions",
+                     R"({"prompt":"x","max_tokens":3000,"stream":true})");
+  ASSERT_TRUE(stream.NextEvent());
+  std::string many = R"("logit_bias":{)";
+  for (int i = 0; i < 100'000; ++i) many += "\"" + std::to_string(i) + "\":1,";
+  many.back() = '}';
+  const std::string nested(100'000, '['), objects = [] {
+    std::string out;
+    for (int i = 0; i < 100'000; ++i) out += R"({"a":)";
+    return out;
+  }();
+  for (
+      const std::string& members :
+      {std::string(R"("logit_bias":{"-1":1})"),
+       std::string(R"("logit_bias":{"261":1})"),
+       std::string(R"("logit_bias":{"260":1})"),
+       std::string(R"("logit_bias":{"999999999999":1})"),
+       std::string(R"("logit_bias":{"abc":1})"),
+       std::string(R"("logit_bias":{"1.5":1})"),
+       std::string(R"("logit_bias":{"5":1e308})"),
+       std::string(R"("logit_bias":{"5":null})"),
+       std::string(R"("logit_bias":{"5":"5"})"),
+       many,
+       std::string(R"("temperature":999999)"),
+       std::string(R"("temperature":-1)"),
+       std::string(R"("temperature":1e-320)"),
+       std::string(R"("temperature":1e999)"),
+       std::string(R"("temperature":NaN)"),
+       std::string(R"("top_p":Infinity)"),
+       std::string(R"("frequency_penalty":1e30)"),
+       std::string(R"("top_p":"0.5")"),
+       "\"x\":" + nested,
+       "\"x\":" + objects,
+       "\"tools\":" + nested,
+       "\"chat_template_kwargs\":" + objects,
+       R"("response_format":{"type":"json_schema","json_schema":)" + objects,
+       std::string(
+           R"("response_format":{"type":"json_schema","json_schema":{"schema":{"pattern":"*"}}})")}) {
+    EXPECT_EQ(test.Post("/v1/chat/completions", ChatBody(members)).status, 400)
+        << members.substr(0, 80);
+    EXPECT_EQ(test.Post("/v1/completions", R"({"prompt":"x",)" + members + "}").status, 400)
+        << members.substr(0, 80);
+  }
+  for (const char* prompt : {R"("")", "[]", R"([""])", "[[]]", "null"}) {
+    EXPECT_EQ(test.Post("/v1/completions", std::string(R"({"prompt":)") + prompt + "}").status, 400)
+        << prompt;
+  }
+  for (const char* messages :
+       {"[]", "[{}]", R"([{"role":"user","content":[]}])",
+        R"([{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}])"}) {
+    EXPECT_EQ(
+        test.Post("/v1/chat/completions", std::string(R"({"messages":)") + messages + "}").status,
+        400)
+        << messages;
+  }
+  for (const char* content :
+       {R"("")", R"([{"type":"text","text":""}])"}) {  // the template gives text
+    EXPECT_EQ(test.Post("/v1/chat/completions",
+                        std::string(R"({"max_tokens":1,"messages":[{"role":"user","content":)") +
+                            content + "}]}")
+                  .status,
+              200)
+        << content;
+  }
+  const std::vector<std::string> events = ReadStream(&stream);
+  ASSERT_GE(events.size(), 3u);
+  EXPECT_EQ(events.back(), "[DONE]");
+  EXPECT_EQ(Json::parse(events[events.size() - 2])["choices"][0]["finish_reason"], "length");
+  stream.Close();
+  EXPECT_TRUE(test.BecomesIdle());
+}
+
+TEST(Endpoints, WithoutMaxTokensAnAnswerTakesWhatTheContextLeaves) {
+  TestServer test;
+  const auto words = [](std::size_t count) {
+    return R"({"prompt":")" + std::string(count, 'x') + "\"}";
+  };
+  const Json roomy = ParseBody(test.Post("/v1/completions", words(4000)));
+  EXPECT_EQ(roomy["usage"]["completion_tokens"], 16);
+  const Json tight = ParseBody(test.Post("/v1/completions", words(4090)));
+  EXPECT_EQ(tight["usage"]["completion_tokens"], 6) << tight;
+  EXPECT_EQ(tight["choices"][0]["finish_reason"], "length");
 }
 
 TEST(Endpoints, BodiesOfAnyContentTypeAreRead) {
@@ -426,6 +517,7 @@ TEST(Endpoints, KvIsTheEnginesOwnReport) {
   EXPECT_EQ(test.Post("/v1/kv", "{}").status, 405);
 }
 
+// Known fault K1: counters and gauges by their types. (That the counts are right: tests/engine.)
 TEST(Endpoints, MetricsAreTypedAndCountWhatHappened) {
   TestServer test;
   EngineStats stats;

@@ -49,7 +49,8 @@ TEST(ParseRequest, Defaults) {
   EXPECT_TRUE(chat.chat_input.add_generation_prompt);
   CompletionRequest text;
   ASSERT_FALSE(ParseTextRequest(Text(""), Tiny(), &text));
-  EXPECT_EQ(text.max_tokens, 16);
+  EXPECT_FALSE(text.max_tokens.has_value());
+  EXPECT_EQ(text.default_max_tokens, 16);
   EXPECT_TRUE(text.parse_special);
 }
 
@@ -104,7 +105,7 @@ TEST(ParseRequest, NullIsAbsent) {
       "-");
 }
 
-TEST(ParseRequest, NamesTheFieldAtFault) {
+TEST(ParseRequest, NamesTheFieldAtFault) {  // known faults D1, D2
   struct Case {
     const char* members;
     const char* field;
@@ -231,7 +232,7 @@ TEST(ParseRequest, LogitBiasIsBounded) {
       << error->message;
 }
 
-TEST(ParseRequest, Prompts) {
+TEST(ParseRequest, Prompts) {  // known fault D3
   const auto fault = [](const char* prompt) {
     return TextFault(Json::parse(std::string(R"({"prompt":)") + prompt + "}"));
   };
@@ -269,7 +270,7 @@ TEST(ParseRequest, Prompts) {
   EXPECT_EQ(TextFault(product), "prompt");
 }
 
-TEST(ParseRequest, Messages) {
+TEST(ParseRequest, Messages) {  // known fault D3
   const auto fault = [](const std::string& messages) {
     return ChatFault(Json::parse(R"({"messages":)" + messages + "}"));
   };

@@ -1,4 +1,4 @@
-// The shipped reckoner model (tests/data/models) behind an engine, for tests that need real answers.
+// A shipped model (tests/data/models; the reckoner unless told otherwise) behind an engine, for tests that need real answers.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -34,6 +34,7 @@ struct TestEngineOptions {
   bool always_demote = false;
   std::string level = "auto";
   bool backend_samples = false;  // tokens are taken by the backend, as on a GPU
+  std::string model_path = std::string(PLIANT_TEST_DATA) + "/models/reckoner-q8_0.gguf";
 };
 
 /// Collects the events of many requests; Wait returns when one has ended.
@@ -89,7 +90,7 @@ class TestModel {
  public:
   TestModel() : TestModel(TestEngineOptions::Default()) {}
   explicit TestModel(const TestEngineOptions& options) {
-    auto opened = Model::Open(std::string(PLIANT_TEST_DATA) + "/models/reckoner-q8_0.gguf");
+    auto opened = Model::Open(options.model_path);
     PLIANT_CHECK(opened.ok(), opened.status().message());
     model = *std::move(opened);
     tokenizer = Tokenizer::Create(model->ReadVocabulary().value()).value();
