@@ -115,6 +115,29 @@ TEST(ModelTest, CutFilesAreRefusedAtOpening) {
   }
 }
 
+// A layer count that lies either way would run, and answer nonsense.
+TEST(ModelTest, TheLayerCountMustMatchTheTensors) {
+  const TempFolder folder;
+  const std::string path = folder.File("model.gguf");
+  std::vector<std::byte> bytes = FileBytes(kModels + "tiny-llama.gguf");
+  const std::string key = "llama.block_count";
+  const auto at =
+      std::search(bytes.begin(), bytes.end(), reinterpret_cast<const std::byte*>(key.data()),
+                  reinterpret_cast<const std::byte*>(key.data() + key.size()));
+  ASSERT_NE(at, bytes.end());
+  std::byte* value = bytes.data() + (at - bytes.begin()) + key.size() + 4;  // behind its type
+  ASSERT_EQ(*value, std::byte{2});
+  *value = std::byte{1};
+  WriteBytes(path, bytes);
+  EXPECT_EQ(
+      Model::Open(path).status().message(),
+      path + ": tensor 'blk.1.attn_norm.weight' is there, but the configuration says 1 layers");
+  *value = std::byte{3};
+  WriteBytes(path, bytes);
+  EXPECT_EQ(Model::Open(path).status().message(),
+            path + ": tensor 'blk.2.attn_norm.weight' is missing");
+}
+
 TEST(ModelTest, MissingAndMisshapenTensorsAreNamed) {
   const TempFolder folder;
   const std::string path = folder.File("model.gguf");
