@@ -116,7 +116,9 @@ TEST_P(HalfRange, ActivationsBeyondItAreNoFault) {
   for (std::size_t i = 0; i < answers.size(); ++i) {
     EXPECT_TRUE(answers[i].error.ok()) << answers[i].error.ToString();
     EXPECT_EQ(answers[i].finish, FinishReason::kLength);
-    if (i < expected.size()) EXPECT_EQ(answers[i].tokens, expected[i].tokens) << i;
+    if (i < expected.size()) {
+      EXPECT_EQ(answers[i].tokens, expected[i].tokens) << i;
+    }
   }
   EXPECT_EQ(model.engine->Stats().nonfinite_requests, 0);
 }
