@@ -140,9 +140,12 @@ std::uint64_t Magnitude(std::int64_t value) {
 
 std::string IntDigits(std::uint64_t value, int base, bool upper) {
   if (value == 0) return "0";
+  // Named, not indexed in place: GCC 12's bounds check of (a ? b : c)[i] reads an index that one
+  // branch has not set.
+  const std::string_view digits = upper ? "0123456789ABCDEF" : "0123456789abcdef";
   std::string out;
   for (; value > 0; value /= static_cast<unsigned>(base)) {
-    out += (upper ? "0123456789ABCDEF" : "0123456789abcdef")[value % static_cast<unsigned>(base)];
+    out += digits[value % static_cast<unsigned>(base)];
   }
   std::reverse(out.begin(), out.end());
   return out;

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <bit>
-#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -12,7 +11,6 @@
 #include <functional>
 #include <iterator>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "engine/support/test_model.h"
@@ -120,7 +118,7 @@ TEST_P(HalfRange, ActivationsBeyondItAreNoFault) {
       EXPECT_EQ(answers[i].tokens, expected[i].tokens) << i;
     }
   }
-  EXPECT_EQ(model.engine->Stats().nonfinite_requests, 0);
+  EXPECT_EQ(StatsNow(*model.engine).nonfinite_requests, 0);
 }
 
 // L1: K a million times larger, Q as many times smaller: the scores are the same, and so is every
@@ -174,11 +172,7 @@ TEST_P(HalfRange, InfiniteActivationsEndTheirOwnRequestOnly) {
       }
     }
   }
-  // An answer's last event comes before its step is counted.
-  for (int i = 0; i < 500 && model.engine->Stats().nonfinite_requests < 6; ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  EXPECT_EQ(model.engine->Stats().nonfinite_requests, 6);
+  EXPECT_EQ(StatsNow(*model.engine).nonfinite_requests, 6);
 }
 
 // K1: what the counters say over a run is what the prompts share. (Their types: tests/server.)
@@ -196,12 +190,7 @@ TEST(PrefixCounters, TheQuotientOverARunIsTheArithmetic) {
     EXPECT_EQ(answer.usage.cached_tokens, i == 0 ? 0 : static_cast<std::int64_t>(kShared)) << i;
     (void)model.engine->Stats();  // looking changes nothing
   }
-  // An answer's last event comes before its step is counted.
-  EngineStats stats = model.engine->Stats();
-  for (int i = 0; i < 500 && stats.requests_finished < kRequests; ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    stats = model.engine->Stats();
-  }
+  const EngineStats stats = StatsNow(*model.engine);
   EXPECT_EQ(stats.prefix_lookup_tokens, looked_up);
   EXPECT_EQ(stats.prefix_hit_tokens, (kRequests - 1) * static_cast<std::int64_t>(kShared));
 }

@@ -31,6 +31,9 @@ class JinjaGolden : public testing::Test {
   Json golden_;
 };
 
+// Known fault F2: a date variable with a default test, the current time with a format, macros,
+// namespaces, tojson with indent and non-ASCII, loop.previtem and nextitem, filter chains,
+// whitespace control.
 TEST_F(JinjaGolden, OutputsAreEqual) {
   int compared = 0;
   for (const auto& test : golden_["cases"]) {

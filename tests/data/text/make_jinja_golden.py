@@ -120,6 +120,7 @@ SOURCES = r"""
 {% set c = cycler('a', 'b') %}{{ c.next() }}{{ c.next() }}{{ c.next() }}{{ c.current }}{{ c.reset() }}{{ c.next() }} {% set j = joiner('; ') %}{{ j() }}a{{ j() }}b{{ j() }}
 {{ dict(a=1, b=2) }} {{ dict([('x', 1)], y=2) }} {{ dict({'a': 1}, a=3) }} {{ {'a': 1, 'a': 2} }} {{ {1: 'i', 1.0: 'f', true: 'b'} }} {{ {'a': {'b': 1}}.a.b }}
 {{ strftime_now('%Y-%m-%d %H:%M:%S') }} {{ strftime_now('%d %b %Y, %A %B %j %p %I %y %%') }} {{ strftime_now('%-d %e %f|%z|%Z|') }} {{ strftime_now('') }} {{ strftime_now('Tag: %d. März') }}
+{% if not date_string is defined %}{% set date_string = '26 Jul 2024' %}{% endif %}Today: {{ date_string }} {% if strftime_now is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}{{ date_string }} {{ today|default(strftime_now('%Y-%m-%d'), true) }} {{ (date or 'no date') if date is defined else 'undefined' }}
 {{ user.update }}| {{ words.append }}| {{ name.__class__ }}| {{ user.pop is defined }} {{ words['append'] is defined }} {{ user.get is defined }} {{ user.foo is defined }} {{ name.foo }}| {{ name.upper is callable }} {{ n.foo }}| {{ missing == nope }} {{ missing == nil }} {{ missing in [1, nope] }} {{ missing|length }} {{ missing|list }} {{ missing ~ 'x' }} {{ missing|upper }}| {{ missing|join(',') }}|
 {{ words|attr('count') is defined }} {{ user|attr('name') is defined }} {{ user|attr('keys') is defined }} {{ user|attr('get')('name') }} {{ [[1, 2], [3]]|sum(start=[]) }} {{ [3, 1]|sort|first }} {{ numbers|map('int')|sum }}
   {% if yes %}  

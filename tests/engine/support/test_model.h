@@ -86,6 +86,15 @@ class Collector {
   std::map<RequestId, Answer> answers_;
 };
 
+/// The statistics after every step whose events the caller has seen. An answer's last event comes
+/// before its step is counted, and steps are counted for whoever has asked: so this asks, and has the
+/// engine thread answer twice; in between it has counted.
+inline EngineStats StatsNow(Engine& engine) {
+  (void)engine.Stats();
+  for (int i = 0; i < 2; ++i) PLIANT_CHECK(engine.KvReportJson().ok(), "the engine answers");
+  return engine.Stats();
+}
+
 class TestModel {
  public:
   TestModel() : TestModel(TestEngineOptions::Default()) {}
