@@ -21,6 +21,9 @@
 #include "engine/calibration.h"
 #include "model/model.h"
 #include "text/tokenizer.h"
+#if defined(PLIANT_CUDA)
+#include "backend/cuda/cuda_backend.h"
+#endif
 
 namespace pliant {
 namespace {
@@ -129,6 +132,19 @@ Status Greedy(const Options& options, Model& model, Backend& backend,
   return Status::Ok();
 }
 
+Result<std::unique_ptr<Backend>> OpenBackend(const Options& options) {
+  if (options.backend == "ref") return MakeReferenceBackend();
+  if (options.backend == "cuda") {
+#if defined(PLIANT_CUDA)
+    return MakeCudaBackend({});
+#else
+    return Unimplemented("built without CUDA");
+#endif
+  }
+  return MakeCpuBackend(
+      {.threads = options.threads, .level = options.level, .precise = options.precise});
+}
+
 Status Run(const Options& options) {
   const std::vector<std::vector<TokenId>> prompts = ReadPrompts();
   if (prompts.empty()) return InvalidArgument("no token ids on standard input");
@@ -141,14 +157,7 @@ Status Run(const Options& options) {
         return InvalidArgument("token id " + std::to_string(id));
     }
   }
-  std::unique_ptr<Backend> backend;
-  if (options.backend == "ref") {
-    backend = MakeReferenceBackend();
-  } else {
-    PLIANT_ASSIGN_OR_RETURN(backend, MakeCpuBackend({.threads = options.threads,
-                                                     .level = options.level,
-                                                     .precise = options.precise}));
-  }
+  PLIANT_ASSIGN_OR_RETURN(const std::unique_ptr<Backend> backend, OpenBackend(options));
   PLIANT_RETURN_IF_ERROR(model->Load(*backend, options.rows, options.rows, {}));
   const std::size_t tokens =
       std::max<std::size_t>(longest + static_cast<std::size_t>(options.greedy), 1024);
@@ -171,8 +180,8 @@ int main(int argc, char** argv) {
   pliant::Options options;
   CLI::App app("Logits or greedy tokens of a model for given token ids");
   app.add_option("MODEL", options.model, "GGUF file or Hugging Face folder")->required();
-  app.add_option("--backend", options.backend, "ref or cpu")
-      ->check(CLI::IsMember({"ref", "cpu"}))
+  app.add_option("--backend", options.backend, "ref, cpu or cuda")
+      ->check(CLI::IsMember({"ref", "cpu", "cuda"}))
       ->capture_default_str();
   app.add_option("--level", options.level, "CPU level: auto, amx, avx512, avx2, plain")
       ->capture_default_str();

@@ -1,6 +1,8 @@
 // Append, gather, row-wise kernels, prefill attention and products at Llama-3.1-8B's shapes (32
 // heads, 8 KV heads, head dim 128, hidden 4096, features 14336): time, bytes or operations, and the
 // share of the ceiling measured in the same run.
+#include <cuda_fp16.h>
+
 #include <cstdio>
 #include <numeric>
 #include <random>
@@ -61,7 +63,8 @@ void RunAppend(Timer& timer, int rows, bool decode) {
       static_cast<std::size_t>(blocks) * 8 * kGeometry.PageBytes(), "pages");
   const int width = (kHeads + 2 * kKvHeads) * kDim;
   auto qkv = Random(static_cast<std::size_t>(rows) * width);
-  auto channel = ToDevice(std::vector<float>(kKvHeads * kDim, 1.f));
+  auto channel = ToDevice(std::vector<float>(kKvHeads * kDim, 1.f)),
+       center = ToDevice(std::vector<float>(kKvHeads * kDim, 0.f));
   std::vector<std::int32_t> slots(rows), positions(rows);
   for (int i = 0; i < rows; ++i) slots[i] = decode ? 32 * i + i % 32 : i, positions[i] = i;
   auto d_slots = ToDevice(slots), d_positions = ToDevice(positions);
@@ -76,6 +79,7 @@ void RunAppend(Timer& timer, int rows, bool decode) {
   args.angles = angles.data();
   args.pairs = kDim / 2;
   args.channel = channel.data();
+  args.center = center.data();
   args.pages = pages.data();
   args.page_bytes = kGeometry.PageBytes();
   args.blocks = reinterpret_cast<const std::uint32_t*>(views.data());
@@ -92,6 +96,18 @@ void RunAppend(Timer& timer, int rows, bool decode) {
   Line(decode ? "QKV to cache, decode" : "QKV to cache, prefill", rows, bytes,
        timer.Microseconds([&] { LaunchAppend(args, nullptr); }, 9));
 }
+
+__global__ void ToF16(const float* from, std::int64_t count, __half* to) {
+  const std::int64_t i = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x;
+  if (i < count) to[i] = __float2half_rn(from[i]);
+}
+void LaunchToF16(const float* from, std::int64_t count, std::uint16_t* to) {
+  ToF16<<<static_cast<unsigned>((count + 255) / 256), 256>>>(from, count,
+                                                             reinterpret_cast<__half*>(to));
+}
+
+void RunPrefillRows(Timer& timer, int tokens, int rows, const DeviceArray<std::uint16_t>& k,
+                    const DeviceArray<std::uint16_t>& v, const DeviceArray<std::uint8_t>& present);
 
 void RunPrefill(Timer& timer, int tokens) {
   const int blocks = tokens / 32;
@@ -124,10 +140,22 @@ void RunPrefill(Timer& timer, int tokens) {
     std::snprintf(name, sizeof name, "gather, %d bits", 4 * planes);
     Line(name, tokens, bytes, timer.Microseconds([&] { LaunchGather(args, nullptr); }, 9));
   }
+  // Real values: constant ones draw less power.
+  auto values = Random(elements);
+  LaunchToF16(values.data(), static_cast<std::int64_t>(elements), k.data());
+  LaunchToF16(values.data(), static_cast<std::int64_t>(elements), v.data());
+  for (const int rows : {tokens, 2048, 512, 128})
+    RunPrefillRows(timer, tokens, rows, k, v, present);
+}
+
+void RunPrefillRows(Timer& timer, int tokens, int rows, const DeviceArray<std::uint16_t>& k,
+                    const DeviceArray<std::uint16_t>& v, const DeviceArray<std::uint8_t>& present) {
+  const int tile_rows = PrefillTileRows(kDim), context = tokens - rows;
   std::vector<PrefillTile> tiles;
-  for (int i = 0; i < tokens; i += kPrefillTileRows) tiles.push_back({i, kPrefillTileRows, i, 0});
+  for (int i = 0; i < rows; i += tile_rows)
+    tiles.push_back({i, std::min(tile_rows, rows - i), context + i, 0, 0});
   auto d_tiles = ToDevice(tiles);
-  auto q = Random(static_cast<std::size_t>(tokens) * kHeads * kDim);
+  auto q = Random(static_cast<std::size_t>(rows) * kHeads * kDim);
   auto out = *DeviceArray<std::uint16_t>::Make(q.size(), "out");
   PrefillArgs args;
   args.heads = kHeads;
@@ -140,12 +168,14 @@ void RunPrefill(Timer& timer, int tokens) {
   args.k = k.data();
   args.v = v.data();
   args.present = present.data();
+  args.gathered_blocks = tokens / 32;
   args.out = out.data();
   args.out_stride = kHeads * kDim;
   args.softmax_scale = 0.088f;
   const float us = timer.Microseconds([&] { LaunchPrefillAttention(args, nullptr); }, 5);
-  std::printf("%-28s %6d %10.1f us %9.1f TFLOP/s (causal)\n", "prefill attention", tokens, us,
-              2.0 * tokens * tokens * kHeads * kDim / us / 1e6);
+  const double pairs = static_cast<double>(rows) * (context + 0.5 * rows);
+  std::printf("prefill attention, %5d rows over %6d tokens %10.1f us %9.1f TFLOP/s (causal)\n",
+              rows, tokens, us, 4.0 * pairs * kHeads * kDim / us / 1e6);
 }
 
 void RunGemm(Timer& timer, int rows) {
@@ -202,8 +232,7 @@ int main() {
   RunAppend(timer, 256, true);
   RunAppend(timer, 8192, false);
   for (const int rows : {1, 256, 8192}) RunRowwise(timer, rows);
-  RunPrefill(timer, 4096);
-  RunPrefill(timer, 16384);
+  for (const int tokens : {4096, 8192, 16384, 32768}) RunPrefill(timer, tokens);
   for (const int rows : {1, 64, 256, 8192}) RunGemm(timer, rows);
   return 0;
 }

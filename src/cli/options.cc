@@ -43,9 +43,11 @@ Result<KvOptions> MakeKvOptions(const EngineFlags& flags, const Backend& backend
   const std::uint64_t pool = backend.Name() == "cuda" ? 0 : kv.memory_bytes;  // of host memory
   PLIANT_ASSIGN_OR_RETURN(kv.policy, ParseKvPolicy(flags.policy));
   if (flags.exact_store == "auto") {
-    // As much as the cache itself, out of host memory that is free: enough for every block to have
-    // an exact copy.
-    const std::uint64_t bytes = std::min({kv.memory_bytes, free / 4, free - std::min(pool, free)});
+    // Enough for the low planes of a cache that is full at its floor (floor 4: three times the KV
+    // memory), out of host memory that is free.
+    const auto floor = static_cast<std::uint64_t>(flags.kv_floor);
+    const std::uint64_t wanted = kv.memory_bytes * std::max<std::uint64_t>(1, (16 - floor) / floor);
+    const std::uint64_t bytes = std::min({wanted, free / 4, free - std::min(pool, free)});
     if (kv.policy != KvPolicy::kFull) {
       kv.store = {.kind = StoreSpec::Kind::kRam, .path = "", .bytes = bytes};
     }
@@ -150,7 +152,7 @@ void EngineFlags::AddTo(CLI::App& app) {
       ->check(CLI::IsMember({"full", "offload", "elastic", "pliant"}));
   app.add_option("--exact-store", exact_store,
                  "Where exact copies of cache blocks go: none, ram:SIZE, file:PATH:SIZE; auto: "
-                 "RAM, as large as the KV memory")
+                 "RAM, as large as the KV memory, or three times that with a floor of 4 bits")
       ->capture_default_str();
   app.add_flag("--no-prefix-cache", no_prefix_cache,
                "Do not share KV blocks between prompts that start alike");

@@ -330,8 +330,10 @@ class CudaBackendOps : public testing::Test {
   }
 };
 
-TEST_F(CudaBackendOps, FeedForwardMatchesTheReference) {
-  constexpr int kVocabulary = 40, kHidden = 96, kFeatures = 160, kRows = 37;
+/// Of few rows, and of so many that what SiLU takes is bf16 and the products' algorithms are chosen.
+void CheckFeedForward(int row_count) {
+  constexpr int kVocabulary = 40, kHidden = 96, kFeatures = 160;
+  const int blocks = (row_count + kBlockTokens - 1) / kBlockTokens;
   std::mt19937 random(9);
   std::normal_distribution<float> normal(0.f, 1.f);
   auto values = [&](std::size_t n, float scale) {
@@ -354,19 +356,19 @@ TEST_F(CudaBackendOps, FeedForwardMatchesTheReference) {
     const MatrixId table_id = *backend.AddMatrix({&t, 1}), gate_up = *backend.AddMatrix(parts),
                    down_id = *backend.AddMatrix({&dn, 1}), head_id = *backend.AddMatrix({&out, 1});
     const VectorId norm_id = *backend.AddVector(norm), bias_id = *backend.AddVector(bias);
-    const TensorId x = *backend.AddTensor(kRows, kHidden),
-                   normed = *backend.AddTensor(kRows, kHidden),
-                   wide = *backend.AddTensor(kRows, 2 * kFeatures),
-                   narrow = *backend.AddTensor(kRows, kFeatures);
+    const TensorId x = *backend.AddTensor(row_count, kHidden),
+                   normed = *backend.AddTensor(row_count, kHidden),
+                   wide = *backend.AddTensor(row_count, 2 * kFeatures),
+                   narrow = *backend.AddTensor(row_count, kFeatures);
     EXPECT_GT(backend.WeightBytes(), 0u);
-    EXPECT_TRUE(backend.AllocatePages({.layers = 1, .kv_heads = 1, .head_dim = 64}, 64).ok());
-    std::vector<std::int32_t> tokens(kRows), positions(kRows), logits = {0, 5, 36};
-    for (int i = 0; i < kRows; ++i) tokens[i] = (i * 7) % kVocabulary, positions[i] = i;
-    BlockView views[2];
-    for (int b = 0; b < 2; ++b)
+    EXPECT_TRUE(backend.AllocatePages({.layers = 1, .kv_heads = 1, .head_dim = 64}, 8 * blocks).ok());
+    std::vector<std::int32_t> tokens(row_count), positions(row_count), logits = {0, 5, row_count - 1};
+    for (int i = 0; i < row_count; ++i) tokens[i] = (i * 7) % kVocabulary, positions[i] = i;
+    std::vector<BlockView> views(blocks);
+    for (int b = 0; b < blocks; ++b)
       for (int p = 0; p < kPlanes; ++p)
         views[b].k[p] = PageId(b * 8 + p), views[b].v[p] = PageId(b * 8 + 4 + p);
-    const SequenceSlice slice{0, kRows, 0, 0, 2};
+    const SequenceSlice slice{0, row_count, 0, 0, blocks};
     EXPECT_TRUE(backend.BeginStep({tokens, positions, {&slice, 1}, views, logits}).ok());
     backend.Embed(table_id, x);
     backend.RmsNorm(x, norm_id, 1e-5f, normed);
@@ -386,6 +388,9 @@ TEST_F(CudaBackendOps, FeedForwardMatchesTheReference) {
   EXPECT_LE(Distance(a, b), 0.02 * rms);
   EXPECT_EQ(a.size(), 3u * kVocabulary);
 }
+
+TEST_F(CudaBackendOps, FeedForwardMatchesTheReference) { CheckFeedForward(37); }
+TEST_F(CudaBackendOps, FeedForwardOfManyRowsMatchesTheReference) { CheckFeedForward(1100); }
 
 TEST_F(CudaBackendOps, CopiesArePageExactInBothDirections) {
   auto backend = *MakeCudaBackend({});

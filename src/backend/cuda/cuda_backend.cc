@@ -1,15 +1,17 @@
 #include "backend/cuda/cuda_backend.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <initializer_list>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "backend/cuda/append/append.h"
+#include "backend/cuda/append/key_statistics.h"
+#include "backend/cuda/append/rope_tables.h"
 #include "backend/cuda/attention_decode/attention_decode.h"
 #include "backend/cuda/attention_prefill/attention_prefill.h"
 #include "backend/cuda/copies/page_copier.h"
@@ -35,6 +37,10 @@ constexpr std::int64_t kMostGraphRows = 512;
 /// Rows cut by attention's ranges that a graph's merge is launched for; a step with more is no
 /// graph.
 constexpr std::int64_t kMostCutRows = 160;
+/// From so many rows on what SiLU takes is bf16: its f32 form no longer fits the cache.
+constexpr std::int64_t kLeastNarrowRows = 512;
+/// A largest step of fewer rows than this gains nothing from choosing algorithms by trial.
+constexpr std::int64_t kLeastTunedRows = 1024;
 
 /// Gathered fp16 K and V of one prefill group stay below this, unless a single sequence needs more.
 constexpr std::size_t kGatherBytes = 256u << 20;
@@ -51,14 +57,6 @@ struct Tensor {
     return data.data();
   }
   std::uint16_t* Bf16() const { return reinterpret_cast<std::uint16_t*>(data.data()); }
-};
-
-/// Angles of one RopeTable for the rows of the step.
-struct RopeAngles {
-  std::vector<float> inv_freq;
-  DeviceArray<float> device_freq;
-  DeviceArray<float2> angles;
-  bool current = false;  // computed for this step
 };
 
 class CudaBackend final : public Backend {
@@ -135,9 +133,9 @@ class CudaBackend final : public Backend {
         pages_, DeviceArray<std::uint8_t>::Make(pages * geometry.PageBytes(), "KV pages"));
     Upload<float>(std::vector<float>(channels, 1.f), channel_.data());
     Upload<float>(std::vector<float>(channels, 0.f), center_.data());
-    PLIANT_CUDA_CHECK(cudaDeviceSynchronize());
     geometry_ = geometry;
     page_count_ = pages;
+    TuneProducts();
     return {};
   }
   Status SetKeyCode(const KeyCode& code) override {
@@ -147,37 +145,8 @@ class CudaBackend final : public Backend {
     Upload<float>(code.center, center_.data());
     return {};
   }
-  void StartChannelStatistics() override {
-    const std::size_t channels = channel_.size();
-    auto range = DeviceArray<int>::Make(2 * channels, "channel statistics");
-    auto energy = DeviceArray<double>::Make(channels, "channel statistics");
-    PLIANT_CHECK(range.ok() && energy.ok(), "no device memory for channel statistics");
-    key_range_ = std::move(range).value();
-    query_energy_ = std::move(energy).value();
-    // Words of bytes 0x7f and 0x80, as ordered integers: floats of 3.4e38 and -3.4e38.
-    PLIANT_CUDA_CHECK(
-        cudaMemsetAsync(key_range_.data(), 0x7f, channels * sizeof(int), stream_.get()));
-    PLIANT_CUDA_CHECK(
-        cudaMemsetAsync(key_range_.data() + channels, 0x80, channels * sizeof(int), stream_.get()));
-    PLIANT_CUDA_CHECK(
-        cudaMemsetAsync(query_energy_.data(), 0, query_energy_.bytes(), stream_.get()));
-  }
-  ChannelStatistics TakeChannelStatistics() override {
-    const std::size_t channels = query_energy_.size();
-    std::vector<int> range(2 * channels);
-    ChannelStatistics taken;
-    taken.query_energy.resize(channels);
-    stream_.Synchronize();
-    Download<int>(key_range_.data(), range);
-    Download<double>(query_energy_.data(), taken.query_energy);
-    for (const int ordered : range) {
-      const float value = std::bit_cast<float>(ordered >= 0 ? ordered : ordered ^ 0x7fffffff);
-      (taken.key_min.size() < channels ? taken.key_min : taken.key_max).push_back(value);
-    }
-    key_range_ = {};
-    query_energy_ = {};
-    return taken;
-  }
+  void StartChannelStatistics() override { statistics_.Start(channel_.size(), stream_); }
+  ChannelStatistics TakeChannelStatistics() override { return statistics_.Take(stream_); }
 
   // ---- one step ----
   Status BeginStep(const StepBatch& batch) override {
@@ -192,11 +161,11 @@ class CudaBackend final : public Backend {
     const std::size_t block_bytes = GatheredBlockElements() * sizeof(std::uint16_t) * 2;
     PLIANT_RETURN_IF_ERROR(inputs_.Begin(batch, static_cast<int>(rows), static_cast<int>(logits),
                                          std::max<std::size_t>(1, kGatherBytes / block_bytes),
-                                         stream_));
+                                         PrefillTileRows(geometry_.head_dim), stream_));
     PLIANT_RETURN_IF_ERROR(GrowGathered(static_cast<std::size_t>(inputs_.gathered_blocks())));
     logit_columns_ = 0;
     planned_heads_ = 0;
-    for (RopeAngles& rope : ropes_) rope.current = false;
+    ropes_.NewStep();
     mode_ = StepGraphs::Mode::kLaunch;
     in_graph_ = false;
     ops_ = 0;
@@ -237,9 +206,11 @@ class CudaBackend final : public Backend {
     PLIANT_CHECK(to.cols == matrix.rows && (!accumulate || to.type == ElementType::kF32),
                  "a product and what it is added to disagree");
     to.type = ElementType::kF32;
-    gemm_->Run(AsBf16(from), matrix.data.data(),
-               bias.valid() ? vectors_.at(bias.value()).data() : nullptr, inputs_.rows(),
-               matrix.rows, matrix.cols, to.data.data(), accumulate, stream_.get());
+    if (inputs_.rows() >= kLeastNarrowRows && !bias.valid() && !accumulate && matrix.rows % 16 == 0)
+      waiting_ = {x, weight, out};
+    else
+      gemm_->Run(AsBf16(from), matrix.data.data(), OptionalVector(bias), inputs_.rows(),
+                 matrix.rows, matrix.cols, to.data.data(), accumulate, stream_.get());
   }
 
   void QkvToCache(const QkvParams& params, const RopeTable& rope, TensorId qkv) override {
@@ -251,7 +222,8 @@ class CudaBackend final : public Backend {
                  "a QKV product does not fit the cache's heads");
     const std::size_t layer_channels =
         static_cast<std::size_t>(params.layer) * geometry_.kv_heads * geometry_.head_dim;
-    const RopeAngles& angles = AnglesFor(rope);
+    PLIANT_CHECK(rope.inv_freq.size() * 2 <= static_cast<std::size_t>(geometry_.head_dim),
+                 "RoPE over more dims than a head has");
     AppendArgs args;
     args.rows = inputs_.rows();
     args.heads = params.heads;
@@ -261,15 +233,11 @@ class CudaBackend final : public Backend {
     args.q_norm = OptionalVector(params.q_norm);
     args.k_norm = OptionalVector(params.k_norm);
     args.norm_eps = params.norm_eps;
-    args.angles = angles.angles.data();
-    args.pairs = static_cast<int>(angles.inv_freq.size());
+    args.angles = ropes_.For(rope, inputs_.positions(), inputs_.rows(), stream_);
+    args.pairs = static_cast<int>(rope.inv_freq.size());
     args.channel = channel_.data() + layer_channels;
     args.center = center_.data() + layer_channels;
-    if (query_energy_.data() != nullptr) {
-      args.key_min = key_range_.data() + layer_channels;
-      args.key_max = args.key_min + channel_.size();
-      args.query_energy = query_energy_.data() + layer_channels;
-    }
+    statistics_.Set(args, layer_channels);
     args.pages = pages_.data();
     args.page_bytes = geometry_.PageBytes();
     args.layer_offset = UnitOffset(geometry_.kv_heads, geometry_.head_dim, params.layer, 0);
@@ -328,6 +296,7 @@ class CudaBackend final : public Backend {
       prefill.k = gathered_k_.data();
       prefill.v = gathered_v_.data();
       prefill.present = present_.data();
+      prefill.gathered_blocks = group.sources;
       prefill.out = to.data.data();
       prefill.out_stride = to.cols;
       prefill.out_type = to.type;
@@ -337,11 +306,15 @@ class CudaBackend final : public Backend {
   }
 
   void SiluMul(TensorId gate_up, TensorId out) override {
+    if (waiting_.out == gate_up) StartWaiting(ElementType::kBf16);
     if (Replayed({6, gate_up.value(), out.value()})) return;
     Tensor& from = tensors_.at(gate_up.value());
-    const float* data = from.F32();
-    Tensor& to = Writable(out, from.cols / 2, ElementType::kBf16);
-    LaunchSiluMul(data, inputs_.rows(), static_cast<int>(from.cols / 2), to.Bf16(), stream_.get());
+    const int features = static_cast<int>(from.cols / 2);
+    Tensor& to = Writable(out, features, ElementType::kBf16);
+    if (from.type == ElementType::kBf16)
+      LaunchSiluMul(from.Bf16(), inputs_.rows(), features, to.Bf16(), stream_.get());
+    else
+      LaunchSiluMul(from.F32(), inputs_.rows(), features, to.Bf16(), stream_.get());
   }
 
   void Logits(TensorId x, VectorId norm, float eps, MatrixId weight) override {
@@ -368,6 +341,7 @@ class CudaBackend final : public Backend {
   }
 
   Status EndStep() override {
+    StartWaiting(ElementType::kF32);
     if (in_graph_) graphs_.End(Moves(), ops_, stream_);
     stream_.Synchronize();
     idle_ = true;
@@ -408,6 +382,33 @@ class CudaBackend final : public Backend {
     return id.valid() ? vectors_.at(id.value()).data() : nullptr;
   }
 
+  /// Chooses algorithms for the largest step's products: prompts that fill steps wait for these.
+  void TuneProducts() {
+    std::set<std::pair<std::int64_t, std::int64_t>> done;
+    for (const DeviceMatrix& matrix : matrices_) {
+      // The table of embeddings and the output matrix have no tensor of their size.
+      const auto x = std::find_if(tensors_.begin(), tensors_.end(),
+                                  [&](const Tensor& t) { return t.cols == matrix.cols; });
+      const auto out = std::find_if(tensors_.rbegin(), tensors_.rend(),
+                                    [&](const Tensor& t) { return t.cols == matrix.rows; });
+      if (x == tensors_.end() || out == tensors_.rend() || &*x == &*out) continue;
+      const std::int64_t rows = std::min(x->max_rows, out->max_rows);
+      if (rows < kLeastTunedRows || !done.emplace(matrix.rows, matrix.cols).second) continue;
+      // Real numbers, since a product of zeros takes less power and so less time.
+      const std::size_t bytes =
+          static_cast<std::size_t>(rows * matrix.cols) * sizeof(std::uint16_t);
+      for (std::size_t at = 0; at < bytes; at += matrix.data.bytes()) {
+        PLIANT_CUDA_CHECK(cudaMemcpyAsync(
+            reinterpret_cast<std::byte*>(x->data.data()) + at, matrix.data.data(),
+            std::min(matrix.data.bytes(), bytes - at), cudaMemcpyDeviceToDevice, stream_.get()));
+      }
+      for (const bool to_bf16 : {false, true})
+        gemm_->Tune(x->Bf16(), matrix.data.data(), rows, matrix.rows, matrix.cols, out->data.data(),
+                    to_bf16, stream_);
+    }
+    stream_.Synchronize();
+  }
+
   Tensor& Writable(TensorId id, std::int64_t cols, ElementType type) {
     Tensor& tensor = tensors_.at(id.value());
     PLIANT_CHECK(tensor.cols == cols && tensor.max_rows >= inputs_.rows(),
@@ -418,8 +419,8 @@ class CudaBackend final : public Backend {
 
   /// Only sequences of one new row each, whose tokens are all taken on the device.
   bool MayBeGraph(const StepBatch& batch, std::int64_t rows) const {
-    if (!use_graphs_ || last_heads_ == 0 || rows > kMostGraphRows ||
-        query_energy_.data() != nullptr || batch.sequences.size() != batch.tokens.size() ||
+    if (!use_graphs_ || last_heads_ == 0 || rows > kMostGraphRows || statistics_.on() ||
+        batch.sequences.size() != batch.tokens.size() ||
         batch.logit_rows.size() != batch.tokens.size() || batch.sampling.empty()) {
       return false;
     }
@@ -427,38 +428,38 @@ class CudaBackend final : public Backend {
                        [](const RowSampling& row) { return row.on_host == 0; });
   }
 
+  /// Starts the product that waits to know what its result is for, if one does.
+  void StartWaiting(ElementType type) {
+    if (!waiting_.out.valid()) return;
+    const DeviceMatrix& matrix = matrices_.at(waiting_.weight.value());
+    const std::uint16_t* const x = AsBf16(tensors_.at(waiting_.x.value()));
+    Tensor& to = tensors_.at(waiting_.out.value());
+    to.type = type;
+    if (type == ElementType::kBf16)
+      gemm_->RunToBf16(x, matrix.data.data(), inputs_.rows(), matrix.rows, matrix.cols, to.Bf16(),
+                       stream_.get());
+    else
+      gemm_->Run(x, matrix.data.data(), nullptr, inputs_.rows(), matrix.rows, matrix.cols,
+                 to.data.data(), false, stream_.get());
+    waiting_ = {};
+  }
+
   /// Notes an op of the step. True: it is part of the graph that this step replays.
   bool Replayed(std::initializer_list<std::uint32_t> op) {
+    StartWaiting(ElementType::kF32);
     for (const std::uint32_t word : op) ops_ = (ops_ ^ word) * 0x100000001b3u;
     return mode_ == StepGraphs::Mode::kReplay;
   }
 
-  std::uint64_t Moves() const { return moves_ + inputs_.moves(); }
+  std::uint64_t Moves() const { return moves_ + inputs_.moves() + ropes_.moves(); }
 
-  /// Scratch grows to what the largest step needs, by half more at least; the queue is empty of
-  /// users only after a synchronisation.
-  template <typename T>
-  void Grow(DeviceArray<T>& array, std::int64_t count, std::string_view what) {
+  /// Scratch grows to what the largest step so far needs.
+  template <typename Array>
+  void Grow(Array& array, std::int64_t count, std::string_view what) {
     if (array.size() >= static_cast<std::size_t>(count)) return;
     PLIANT_CHECK(mode_ != StepGraphs::Mode::kCapture, "scratch grows while a step is captured");
-    stream_.Synchronize();
+    cuda::Grow(array, count, what, stream_);
     ++moves_;
-    const std::size_t more = array.size() + array.size() / 2;
-    auto memory = DeviceArray<T>::Make(std::max(static_cast<std::size_t>(count), more), what);
-    if (!memory.ok()) memory = DeviceArray<T>::Make(static_cast<std::size_t>(count), what);
-    PLIANT_CHECK(memory.ok(), memory.status().message());
-    array = std::move(memory).value();
-  }
-  template <typename T>
-  void Grow(PinnedArray<T>& array, std::int64_t count, std::string_view what) {
-    if (array.size() >= static_cast<std::size_t>(count)) return;
-    PLIANT_CHECK(mode_ != StepGraphs::Mode::kCapture, "scratch grows while a step is captured");
-    stream_.Synchronize();
-    ++moves_;
-    auto memory =
-        PinnedArray<T>::Make(std::max(static_cast<std::size_t>(count), 2 * array.size()), what);
-    PLIANT_CHECK(memory.ok(), memory.status().message());
-    array = std::move(memory).value();
   }
 
   Status GrowGathered(std::size_t blocks) {
@@ -508,29 +509,6 @@ class CudaBackend final : public Backend {
     return scratch_.data();
   }
 
-  const RopeAngles& AnglesFor(const RopeTable& rope) {
-    auto it = std::find_if(ropes_.begin(), ropes_.end(),
-                           [&](const RopeAngles& r) { return r.inv_freq == rope.inv_freq; });
-    if (it == ropes_.end()) {
-      PLIANT_CHECK(rope.inv_freq.size() * 2 <= static_cast<std::size_t>(geometry_.head_dim),
-                   "RoPE over more dims than a head has");
-      RopeAngles angles;
-      angles.inv_freq = rope.inv_freq;
-      Grow(angles.device_freq, static_cast<std::int64_t>(rope.inv_freq.size()), "RoPE frequencies");
-      Upload<float>(rope.inv_freq, angles.device_freq.data());
-      ropes_.push_back(std::move(angles));
-      it = ropes_.end() - 1;
-    }
-    if (!it->current) {
-      const int pairs = static_cast<int>(it->inv_freq.size());
-      Grow(it->angles, static_cast<std::int64_t>(inputs_.rows()) * pairs, "RoPE angles");
-      LaunchRopeAngles(inputs_.positions(), inputs_.rows(), it->device_freq.data(), pairs,
-                       it->angles.data(), stream_.get());
-      it->current = true;
-    }
-    return *it;
-  }
-
   /// Plans this step's decode attention, if that has not been done. False: the plan does not fit
   /// into `fixed_cut_rows`.
   bool PrepareDecode(const DecodeShape& shape, std::optional<int> fixed_cut_rows) {
@@ -575,12 +553,11 @@ class CudaBackend final : public Backend {
   std::uint32_t page_count_ = 0;
   DeviceArray<std::uint8_t> pages_;
   DeviceArray<float> channel_, center_;  // KeyCode
-  DeviceArray<int> key_range_;  // ChannelStatistics while they are taken: minima, then maxima
-  DeviceArray<double> query_energy_;
+  KeyStatistics statistics_;
   std::unique_ptr<PageCopier> copier_;
 
   StepInputs inputs_;
-  std::vector<RopeAngles> ropes_;
+  RopeTables ropes_;
   DecodeLaunch launch_;
   int planned_heads_ = 0, last_heads_ = 0, launch_heads_ = 0;
   StepGraphs graphs_;
@@ -589,6 +566,12 @@ class CudaBackend final : public Backend {
   bool idle_ = false;        // nothing was given since a step ended
   std::uint64_t moves_ = 0;  // of scratch
   std::uint64_t ops_ = 0;    // a hash of this step's ops so far
+  struct Product {
+    TensorId x;
+    MatrixId weight;
+    TensorId out;
+  };
+  Product waiting_;  // the op before, if it is a product that is not started yet
   DeviceArray<float> partials_;
   DeviceArray<std::uint16_t> gathered_k_, gathered_v_;
   DeviceArray<std::uint8_t> present_;

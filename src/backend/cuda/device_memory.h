@@ -5,12 +5,15 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string_view>
 #include <utility>
 
 #include "backend/cuda/cuda_check.h"
+#include "base/check.h"
 #include "base/status.h"
 
 namespace pliant::cuda {
@@ -112,11 +115,30 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
+/// Makes room for `count` elements and for half as many again as there were, if that can be had;
+/// the contents are lost. True: the array moved. Waits for the stream, whose work may use the old
+/// one.
+template <typename T, internal::MemoryKind kKind>
+bool Grow(Array<T, kKind>& array, std::int64_t count, std::string_view what, const Stream& stream) {
+  const auto wanted = static_cast<std::size_t>(count);
+  if (array.size() >= wanted) return false;
+  stream.Synchronize();
+  using Memory = Array<T, kKind>;
+  auto memory = Memory::Make(std::max(wanted, array.size() + array.size() / 2), what);
+  if (!memory.ok()) memory = Memory::Make(wanted, what);
+  PLIANT_CHECK(memory.ok(), memory.status().message());
+  array = std::move(memory).value();
+  return true;
+}
+
 /// Copies a host array to the device, synchronously; for set-up and tests.
 template <typename T>
 void Upload(std::span<const T> from, T* to) {
-  if (!from.empty())
-    PLIANT_CUDA_CHECK(cudaMemcpy(to, from.data(), from.size_bytes(), cudaMemcpyHostToDevice));
+  if (from.empty()) return;
+  PLIANT_CUDA_CHECK(cudaMemcpy(to, from.data(), from.size_bytes(), cudaMemcpyHostToDevice));
+  // From pageable memory cudaMemcpy returns once the bytes are staged, and the streams used here do
+  // not wait for the default one.
+  PLIANT_CUDA_CHECK(cudaStreamSynchronize(nullptr));
 }
 /// Copies a device array to the host, synchronously.
 template <typename T>

@@ -42,7 +42,7 @@ void StepInputs::Mirror::Send(const Stream& stream) const {
 }
 
 Status StepInputs::Begin(const StepBatch& batch, int padded_rows, int padded_logits,
-                         std::size_t group_blocks, const Stream& stream) {
+                         std::size_t group_blocks, int tile_rows, const Stream& stream) {
   rows_ = padded_rows;
   logit_count_ = padded_logits;
   PLIANT_CHECK(rows_ >= static_cast<int>(batch.tokens.size()) &&
@@ -72,9 +72,13 @@ Status StepInputs::Begin(const StepBatch& batch, int padded_rows, int padded_log
           {static_cast<int>(source_list_.size()), 0, static_cast<int>(tile_list_.size()), 0});
     }
     PrefillGroup& group = groups_.back();
-    for (int i = 0; i < slice.rows; i += kPrefillTileRows) {
-      tile_list_.push_back({slice.first_row + i, std::min(kPrefillTileRows, slice.rows - i),
-                            slice.context + i, group.sources});
+    const auto views = block_views_.subspan(slice.first_block, blocks);
+    const bool holes = std::any_of(views.begin(), views.end(), [](const BlockView& view) {
+      return !view.k[0].valid() || !view.v[0].valid();
+    });
+    for (int i = 0; i < slice.rows; i += tile_rows) {
+      tile_list_.push_back({slice.first_row + i, std::min(tile_rows, slice.rows - i),
+                            slice.context + i, group.sources, holes});
     }
     for (int b = 0; b < blocks; ++b)
       source_list_.push_back(

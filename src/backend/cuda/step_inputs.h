@@ -32,8 +32,9 @@ class StepInputs {
   /// sequence needs more. `padded_rows`: at least the batch's rows; rows beyond them are padding
   /// (token 0, no slot, no attention). `padded_logits` likewise: logits of row 0, not sampled.
   /// Where an array lies depends on the padded numbers alone, except for the last three.
+  /// `tile_rows`: of prefill attention's tiles.
   Status Begin(const StepBatch& batch, int padded_rows, int padded_logits, std::size_t group_blocks,
-               const Stream& stream);
+               int tile_rows, const Stream& stream);
   /// Cuts the decode rows for this launch and sends the plan. Once a step. With `fixed_cut_rows`
   /// the merge is launched for so many rows; false when the plan has more.
   Result<bool> PlanAttention(const DecodeLaunch& launch, std::optional<int> fixed_cut_rows,

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "backend/cuda/attention_prefill/attention_prefill.h"
+#include "backend/cuda/attention_prefill/attention_prefill_sm90.h"
 #include "backend/cuda/cuda_check.h"
 #include "backend/cuda/ptx.cuh"
 #include "backend/plane_code.h"
@@ -11,7 +12,8 @@
 namespace pliant::cuda {
 namespace {
 
-constexpr int kWarps = kPrefillTileRows / 16;
+constexpr int kTileRows = 64;
+constexpr int kWarps = kTileRows / 16;
 constexpr std::uint32_t kAll = 0xffffffffu;
 
 __device__ __forceinline__ void LoadMatrices(std::uint32_t (&r)[4], std::uint32_t address) {
@@ -46,7 +48,7 @@ constexpr int TileKeys() {
 }
 template <int D>
 constexpr int SharedBytes() {
-  return (kPrefillTileRows + 4 * TileKeys<D>()) * D * 2;
+  return (kTileRows + 4 * TileKeys<D>()) * D * 2;
 }
 
 /// Byte of a row-major fp16 tile with rows of D elements; 16-byte chunks are swizzled so that
@@ -68,7 +70,7 @@ __global__ void __launch_bounds__(kWarps * 32)
   // Long tiles first: they come last in the list.
   const PrefillTile tile = a.tiles[a.tile_count - 1 - blockIdx.x];
   const int head = blockIdx.y, kv_head = head / (a.heads / a.kv_heads);
-  const std::uint32_t q_base = SharedAddress(shared), k_base = q_base + kPrefillTileRows * D * 2,
+  const std::uint32_t q_base = SharedAddress(shared), k_base = q_base + kTileRows * D * 2,
                       v_base = k_base + 2 * kKeys * D * 2;
   const std::int64_t kv_stride = static_cast<std::int64_t>(a.kv_heads) * D;
   const std::int64_t kv_first =
@@ -94,7 +96,7 @@ __global__ void __launch_bounds__(kWarps * 32)
   load(0);
 
   const float to_log2 = a.softmax_scale * 1.4426950408889634f;
-  for (int i = threadIdx.x; i < kPrefillTileRows * kChunks; i += kThreads) {
+  for (int i = threadIdx.x; i < kTileRows * kChunks; i += kThreads) {
     const int row = i / kChunks, chunk = i % kChunks;
     float4 x = make_float4(0.f, 0.f, 0.f, 0.f), y = x;
     if (row < tile.rows) {
@@ -233,8 +235,13 @@ void Launch(const PrefillArgs& args, cudaStream_t stream) {
 
 }  // namespace
 
+int PrefillTileRows(int head_dim) {
+  return HasWarpgroupPrefill(head_dim) ? kWarpgroupTileRows : kTileRows;
+}
+
 void LaunchPrefillAttention(const PrefillArgs& args, cudaStream_t stream) {
   if (args.tile_count == 0) return;
+  if (HasWarpgroupPrefill(args.head_dim)) return LaunchWarpgroupPrefill(args, stream);
   switch (args.head_dim) {
     case 32:
       return Launch<32>(args, stream);

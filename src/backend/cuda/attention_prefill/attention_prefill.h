@@ -11,15 +11,17 @@
 
 namespace pliant::cuda {
 
-inline constexpr int kPrefillTileRows = 64;
+/// Query rows of a tile: as many as the kernel for this head dimension on this device takes.
+int PrefillTileRows(int head_dim);
 
-/// A tile of up to kPrefillTileRows neighbouring query rows of one sequence. Row first_row + i
+/// A tile of up to PrefillTileRows neighbouring query rows of one sequence. Row first_row + i
 /// reads tokens 0 .. first_position + i.
 struct PrefillTile {
   std::int32_t first_row;
   std::int32_t rows;
   std::int32_t first_position;
   std::int32_t first_block;  // of the sequence, in the gathered blocks
+  std::int32_t holes = 1;    // 0: all its blocks are present
 };
 
 struct PrefillArgs {
@@ -31,6 +33,7 @@ struct PrefillArgs {
   const std::uint16_t* k = nullptr;  // fp16 [gathered blocks * 32][kv_heads][head_dim]
   const std::uint16_t* v = nullptr;
   const std::uint8_t* present = nullptr;  // [gathered blocks]
+  int gathered_blocks = 0;
   void* out = nullptr;
   std::int64_t out_stride = 0;
   ElementType out_type = ElementType::kBf16;

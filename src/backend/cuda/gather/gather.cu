@@ -17,7 +17,8 @@ __device__ __forceinline__ float Decode(const std::uint32_t (&words)[4], int pla
 #pragma unroll
   for (int p = 0; p < 4; ++p) u = u << 4 | (p < planes ? (words[p] >> shift) & 15u : 0u);
   u += 0x8000u >> (4 * planes);  // the middle of what is absent
-  return scale * ((static_cast<float>(u) - 32768.f) * (1.f / 32768.f));
+  const float x = scale * ((static_cast<float>(u) - 32768.f) * (1.f / 32768.f));
+  return fminf(fmaxf(x, -65504.f), 65504.f);  // fp16's range: a weight of 0 times infinity is NaN
 }
 
 /// One thread block a (block, head, K or V). K: a thread takes a word, 8 dims of a token. V: a word

@@ -2,10 +2,13 @@
 
 #include <cublasLt.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <map>
 #include <tuple>
+#include <vector>
 
 #include "backend/cuda/device_memory.h"
 #include "backend/cuda/gemv/gemv.h"
@@ -14,6 +17,9 @@ namespace pliant::cuda {
 namespace {
 
 constexpr std::size_t kWorkspaceBytes = 64u << 20;
+constexpr int kCandidates = 8;
+/// Of the first proposal's time: what a better one must stay below, so that noise changes nothing.
+constexpr float kClearlyFaster = 0.97f;
 
 [[noreturn]] void CublasFailed(const char* call, cublasStatus_t status) {
   std::fprintf(stderr, "cuBLASLt call failed: %s: %s\n", call, cublasLtGetStatusString(status));
@@ -33,7 +39,8 @@ struct Plan {
   cublasLtMatmulAlgo_t algorithm{};
 };
 
-using Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, bool>;  // rows, n, k, bias
+enum class Mode { kF32, kF32Bias, kBf16 };
+using Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, Mode>;  // rows, n, k
 
 }  // namespace
 
@@ -54,8 +61,8 @@ struct Gemm::State {
     if (handle != nullptr) cublasLtDestroy(handle);
   }
 
-  Plan& PlanFor(std::int64_t rows, std::int64_t n, std::int64_t k, bool bias) {
-    const auto [it, fresh] = plans.try_emplace(Key{rows, n, k, bias});
+  Plan& PlanFor(std::int64_t rows, std::int64_t n, std::int64_t k, Mode mode) {
+    const auto [it, fresh] = plans.try_emplace(Key{rows, n, k, mode});
     Plan& plan = it->second;
     if (!fresh) return plan;
     // cuBLASLt thinks in columns: out (n x rows) = weight (k x n, transposed) times x (k x rows).
@@ -63,7 +70,7 @@ struct Gemm::State {
     const cublasOperation_t transposed = CUBLAS_OP_T;
     PLIANT_CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(plan.product, CUBLASLT_MATMUL_DESC_TRANSA,
                                                        &transposed, sizeof transposed));
-    if (bias) {
+    if (mode == Mode::kF32Bias) {
       const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
       const std::int32_t type = CUDA_R_32F;
       PLIANT_CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(
@@ -73,16 +80,31 @@ struct Gemm::State {
     }
     PLIANT_CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.weight, CUDA_R_16BF, k, n, k));
     PLIANT_CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.x, CUDA_R_16BF, k, rows, k));
-    PLIANT_CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.out, CUDA_R_32F, n, rows, n));
-    cublasLtMatmulHeuristicResult_t found{};
+    PLIANT_CUBLAS_CHECK(cublasLtMatrixLayoutCreate(
+        &plan.out, mode == Mode::kBf16 ? CUDA_R_16BF : CUDA_R_32F, n, rows, n));
+    plan.algorithm = Proposals(plan, 1).front().algo;
+    return plan;
+  }
+
+  /// What the library proposes for a plan's shapes, its favourite first; at least one.
+  std::vector<cublasLtMatmulHeuristicResult_t> Proposals(const Plan& plan, int most) {
+    std::vector<cublasLtMatmulHeuristicResult_t> found(most);
     int count = 0;
     const cublasStatus_t status =
         cublasLtMatmulAlgoGetHeuristic(handle, plan.product, plan.weight, plan.x, plan.out,
-                                       plan.out, preference, 1, &found, &count);
+                                       plan.out, preference, most, found.data(), &count);
     if (status != CUBLAS_STATUS_SUCCESS || count == 0)
       CublasFailed("cublasLtMatmulAlgoGetHeuristic", status);
-    plan.algorithm = found.algo;
-    return plan;
+    found.resize(count);
+    return found;
+  }
+
+  void Multiply(Plan& plan, const std::uint16_t* x, const std::uint16_t* weight, float keep,
+                void* out, cudaStream_t stream) {
+    const float one = 1.f;
+    PLIANT_CUBLAS_CHECK(cublasLtMatmul(handle, plan.product, &one, weight, plan.weight, x, plan.x,
+                                       &keep, out, plan.out, out, plan.out, &plan.algorithm,
+                                       workspace.data(), kWorkspaceBytes, stream));
   }
 };
 
@@ -106,15 +128,46 @@ void Gemm::Run(const std::uint16_t* x, const std::uint16_t* weight, const float*
                cudaStream_t stream) {
   if (rows == 0) return;
   if (rows == 1 && GemvFits(k)) return LaunchGemv(x, weight, bias, n, k, out, accumulate, stream);
-  Plan& plan = state_->PlanFor(rows, n, k, bias != nullptr);
+  Plan& plan = state_->PlanFor(rows, n, k, bias != nullptr ? Mode::kF32Bias : Mode::kF32);
   if (bias != nullptr) {
     PLIANT_CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(
         plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias));
   }
-  const float one = 1.f, keep = accumulate ? 1.f : 0.f;
-  PLIANT_CUBLAS_CHECK(cublasLtMatmul(state_->handle, plan.product, &one, weight, plan.weight, x,
-                                     plan.x, &keep, out, plan.out, out, plan.out, &plan.algorithm,
-                                     state_->workspace.data(), kWorkspaceBytes, stream));
+  state_->Multiply(plan, x, weight, accumulate ? 1.f : 0.f, out, stream);
+}
+
+void Gemm::RunToBf16(const std::uint16_t* x, const std::uint16_t* weight, std::int64_t rows,
+                     std::int64_t n, std::int64_t k, std::uint16_t* out, cudaStream_t stream) {
+  if (rows == 0) return;
+  state_->Multiply(state_->PlanFor(rows, n, k, Mode::kBf16), x, weight, 0.f, out, stream);
+}
+
+void Gemm::Tune(const std::uint16_t* x, const std::uint16_t* weight, std::int64_t rows,
+                std::int64_t n, std::int64_t k, void* out, bool to_bf16, const Stream& stream) {
+  Plan& plan = state_->PlanFor(rows, n, k, to_bf16 ? Mode::kBf16 : Mode::kF32);
+  const auto proposals = state_->Proposals(plan, kCandidates);
+  const Event begin(true), end(true);
+  const auto time = [&](const cublasLtMatmulAlgo_t& algorithm) {
+    plan.algorithm = algorithm;
+    float fastest = std::numeric_limits<float>::infinity();
+    for (int i = 0; i < 3; ++i) {
+      begin.Record(stream);
+      state_->Multiply(plan, x, weight, 0.f, out, stream.get());
+      end.Record(stream);
+      end.Synchronize();
+      float milliseconds = 0;
+      PLIANT_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, begin.get(), end.get()));
+      if (i > 0) fastest = std::min(fastest, milliseconds);  // the first loads the kernel
+    }
+    return fastest;
+  };
+  float best = time(proposals[0].algo) * kClearlyFaster;
+  std::size_t chosen = 0;
+  for (std::size_t i = 1; i < proposals.size(); ++i) {
+    const float took = time(proposals[i].algo);
+    if (took < best) best = took, chosen = i;
+  }
+  plan.algorithm = proposals[chosen].algo;
 }
 
 }  // namespace pliant::cuda

@@ -1,6 +1,6 @@
-// Room: backend/cuda. Products with weights by cuBLASLt: bf16 operands, f32 sums and results. One
-// plan (layouts and algorithm) a (rows, weight shape, mode), made at first use and kept. Called by
-// the thread that owns the stream; enqueues only.
+// Room: backend/cuda. Products with weights by cuBLASLt: bf16 operands, f32 sums, f32 or bf16
+// results. One plan (layouts and algorithm) a (rows, weight shape, mode), made at first use and
+// kept. Called by the thread that owns the stream; enqueues only.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "backend/cuda/device_memory.h"
 #include "base/status.h"
 
 namespace pliant::cuda {
@@ -22,6 +23,14 @@ class Gemm {
   void Run(const std::uint16_t* x, const std::uint16_t* weight, const float* bias,
            std::int64_t rows, std::int64_t n, std::int64_t k, float* out, bool accumulate,
            cudaStream_t stream);
+  /// The same with a bf16 result, for several rows.
+  void RunToBf16(const std::uint16_t* x, const std::uint16_t* weight, std::int64_t rows,
+                 std::int64_t n, std::int64_t k, std::uint16_t* out, cudaStream_t stream);
+
+  /// Picks the algorithm for this shape by running what the library proposes, and takes another
+  /// than its first only where that is clearly faster. Overwrites `out` (f32, or bf16); waits.
+  void Tune(const std::uint16_t* x, const std::uint16_t* weight, std::int64_t rows, std::int64_t n,
+            std::int64_t k, void* out, bool to_bf16, const Stream& stream);
 
  private:
   struct State;

@@ -98,6 +98,22 @@ __global__ void SiluMulKernel(const float* gate_up, int features, std::uint16_t*
                                             SiluTimes(g.z, u.z), SiluTimes(g.w, u.w)));
 }
 
+__device__ __forceinline__ std::uint32_t SiluTimesPair(std::uint32_t gate, std::uint32_t up) {
+  return PackBf16(SiluTimes(Bf16Low(gate), Bf16Low(up)), SiluTimes(Bf16High(gate), Bf16High(up)));
+}
+
+/// Features a multiple of 8.
+__global__ void SiluMulBf16Kernel(const std::uint16_t* gate_up, int features, std::uint16_t* out) {
+  const std::int64_t row = blockIdx.y;
+  const int i = 8 * (blockIdx.x * blockDim.x + threadIdx.x);
+  if (i >= features) return;
+  const uint4 g = *reinterpret_cast<const uint4*>(gate_up + row * 2 * features + i);
+  const uint4 u = *reinterpret_cast<const uint4*>(gate_up + row * 2 * features + features + i);
+  *reinterpret_cast<uint4*>(out + row * features + i) =
+      make_uint4(SiluTimesPair(g.x, u.x), SiluTimesPair(g.y, u.y), SiluTimesPair(g.z, u.z),
+                 SiluTimesPair(g.w, u.w));
+}
+
 __global__ void ToBf16Kernel(const float* from, std::int64_t count, __nv_bfloat16* to) {
   const std::int64_t i = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x;
   if (i < count) to[i] = __float2bfloat16_rn(from[i]);
@@ -133,6 +149,17 @@ void LaunchSiluMul(const float* gate_up, int rows, int features, std::uint16_t* 
     LaunchOverlapped(rows <= kMostOverlappedRows, SiluMulKernel, grid, dim3(kThreads), 0, stream,
                      gate_up + static_cast<std::int64_t>(first) * 2 * features, features,
                      out + static_cast<std::int64_t>(first) * features);
+  }
+}
+
+void LaunchSiluMul(const std::uint16_t* gate_up, int rows, int features, std::uint16_t* out,
+                   cudaStream_t stream) {
+  for (int first = 0; first < rows; first += 65535) {
+    const dim3 grid((features / 8 + kThreads - 1) / kThreads, std::min(65535, rows - first));
+    SiluMulBf16Kernel<<<grid, kThreads, 0, stream>>>(
+        gate_up + static_cast<std::int64_t>(first) * 2 * features, features,
+        out + static_cast<std::int64_t>(first) * features);
+    PLIANT_CUDA_CHECK_LAUNCH();
   }
 }
 

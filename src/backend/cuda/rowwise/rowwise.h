@@ -20,8 +20,11 @@ void LaunchEmbed(const std::uint16_t* table, const std::int32_t* tokens, int row
 void LaunchRmsNorm(const float* x, const std::int32_t* sources, const float* weight, float eps,
                    int rows, int cols, void* out, ElementType out_type, cudaStream_t stream);
 
-/// gate_up [rows][2 features], gate first: out[rows][features] = silu(gate) * up, as bf16.
+/// gate_up [rows][2 features], gate first: out[rows][features] = silu(gate) * up, as bf16. Features
+/// are a multiple of 4; of 8 when gate_up is bf16.
 void LaunchSiluMul(const float* gate_up, int rows, int features, std::uint16_t* out,
+                   cudaStream_t stream);
+void LaunchSiluMul(const std::uint16_t* gate_up, int rows, int features, std::uint16_t* out,
                    cudaStream_t stream);
 
 /// f32 to bf16, round to nearest even.
