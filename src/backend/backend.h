@@ -1,11 +1,12 @@
-// Room: backend. The contract between Pliant and a device: weights, activations, the plane pages of the KV cache, the ops of one
-// step, and asynchronous page copies. ref/ is the scalar oracle, cpu/ the fast CPU one, cuda/ the GPU one; tests wrap a backend in
-// decorators that fail or delay.
+// Room: backend. The contract between Pliant and a device: weights, activations, the plane pages of
+// the KV cache, the ops of one step, and asynchronous page copies. ref/ is the scalar oracle, cpu/
+// the fast CPU one, cuda/ the GPU one; tests wrap a backend in decorators that fail or delay.
 //
-// Threads: one owner (the engine thread) calls everything here. A backend may use threads of its own inside a call.
-// Order: ops between BeginStep and EndStep take effect in the order given. A device backend may only enqueue them; results are
-// on the host once EndStep has returned (Logits) or a copy's ticket reports done.
-// Errors: Status for what can be expected (out of memory, unsupported type). A device fault stops the process with the call.
+// Threads: one owner (the engine thread) calls everything here. A backend may use threads of its
+// own inside a call. Order: ops between BeginStep and EndStep take effect in the order given. A
+// device backend may only enqueue them; results are on the host once EndStep has returned (Logits)
+// or a copy's ticket reports done. Errors: Status for what can be expected (out of memory,
+// unsupported type). A device fault stops the process with the call.
 #pragma once
 
 #include <array>
@@ -24,52 +25,64 @@
 
 namespace pliant {
 
-/// A weight matrix as it lies in a model file: `rows` outputs by `cols` inputs, row-major, borrowed during the call only.
+/// A weight matrix as it lies in a model file: `rows` outputs by `cols` inputs, row-major, borrowed
+/// during the call only.
 struct HostMatrix {
   DType type = DType::kF32;
   std::int64_t rows = 0;
   std::int64_t cols = 0;
   std::span<const std::byte> data;  // rows * RowBytes(type, cols)
-  /// Row r of the matrix is row order[r] of data; empty: natural order. (GGUF llama files interleave Q and K rows for RoPE.)
+  /// Row r of the matrix is row order[r] of data; empty: natural order. (GGUF llama files
+  /// interleave Q and K rows for RoPE.)
   std::span<const std::int32_t> order;
 };
 
 using MatrixId = StrongId<struct MatrixIdTag>;
 using VectorId = StrongId<struct VectorIdTag>;
-/// An activation buffer [max_rows, cols] owned by the backend; f32 unless the backend computes in something narrower.
+/// An activation buffer [max_rows, cols] owned by the backend; f32 unless the backend computes in
+/// something narrower.
 using TensorId = StrongId<struct TensorIdTag>;
 
-/// The pages of one logical block as an op reads or writes it. Resident planes come first; absent ones are invalid ids.
+/// The pages of one logical block as an op reads or writes it. Resident planes come first; absent
+/// ones are invalid ids.
 struct BlockView {
   std::array<PageId, kPlanes> k;
   std::array<PageId, kPlanes> v;
   friend bool operator==(const BlockView&, const BlockView&) = default;
 };
 
-/// One sequence's part in a step: `rows` new tokens at positions context .. context + rows - 1. Token at position p lies in
-/// block p / 32, slot p % 32. Before attention the step writes K and V of the new rows into their blocks (every plane the block
-/// has); attention of row i then reads positions 0 .. context + i.
+/// One sequence's part in a step: `rows` new tokens at positions context .. context + rows - 1.
+/// Token at position p lies in block p / 32, slot p % 32. Before attention the step writes K and V
+/// of the new rows into their blocks (every plane the block has); attention of row i then reads
+/// positions 0 .. context + i.
 struct SequenceSlice {
   std::int32_t first_row = 0;    // into StepBatch.tokens
   std::int32_t rows = 0;         // at least 1
   std::int32_t context = 0;      // tokens cached before this step
   std::int32_t first_block = 0;  // into StepBatch.blocks
   std::int32_t blocks = 0;       // ceil((context + rows) / 32)
+  /// Only for a backend that WatchesBlocks(), with one row: BlockWeights() tells what the row
+  /// looked at. A block that lacks V takes no part in attention; as long as it has planes of K it
+  /// is watched all the same.
+  bool watched = false;
 };
 
-/// All a step needs to know, borrowed until EndStep returns. Sequences lie one behind the other in `tokens`.
+/// All a step needs to know, borrowed until EndStep returns. Sequences lie one behind the other in
+/// `tokens`.
 struct StepBatch {
-  std::span<const std::int32_t> tokens;       // [rows]
-  std::span<const std::int32_t> positions;    // [rows]
+  std::span<const std::int32_t> tokens;     // [rows]
+  std::span<const std::int32_t> positions;  // [rows]
   std::span<const SequenceSlice> sequences;
   std::span<const BlockView> blocks;
-  std::span<const std::int32_t> logit_rows;   // rows of `tokens` whose logits are wanted, ascending
-  /// One a logit row, or none: then all logits go to the host. Only for a backend that SamplesTokens().
+  std::span<const std::int32_t> logit_rows;  // rows of `tokens` whose logits are wanted, ascending
+  /// One a logit row, or none: then all logits go to the host. Only for a backend that
+  /// SamplesTokens().
   std::span<const RowSampling> sampling;
-  std::int32_t sampled_columns = 0;           // with `sampling`: token ids 0 .. this - 1 may be taken
+  std::int32_t sampled_columns = 0;  // with `sampling`: token ids 0 .. this - 1 may be taken
 };
 
-/// RoPE angles: position * inv_freq[i] for the pair (i, i + head_dim / 2); scaling (Llama 3) is folded into inv_freq.
+/// RoPE angles: position * inv_freq[i] for the pair (i, i + head_dim / 2); scaling (Llama 3) is
+/// folded into inv_freq.
 struct RopeTable {
   std::vector<float> inv_freq;  // [rotary dims / 2]; dims beyond are passed through
 };
@@ -77,8 +90,8 @@ struct RopeTable {
 /// What QkvToCache does to one layer's fused projection, besides RoPE.
 struct QkvParams {
   int layer = 0;
-  int heads = 0;       // query heads; KV heads and head dim are the cache's
-  VectorId q_norm;     // [head_dim] RMSNorm of each query head (Qwen 3), or invalid
+  int heads = 0;    // query heads; KV heads and head dim are the cache's
+  VectorId q_norm;  // [head_dim] RMSNorm of each query head (Qwen 3), or invalid
   VectorId k_norm;
   float norm_eps = 0;
 };
@@ -89,7 +102,8 @@ struct PageCopy {
   std::byte* host = nullptr;
 };
 
-/// Host memory that the device's copies reach fastest (pinned); null: the backend has no better memory than any other.
+/// Host memory that the device's copies reach fastest (pinned); null: the backend has no better
+/// memory than any other.
 using HostMemory = std::unique_ptr<std::byte[], void (*)(std::byte*)>;
 
 using CopyTicket = StrongId<struct CopyTicketTag, std::uint64_t>;
@@ -101,8 +115,9 @@ struct DeviceInfo {
   std::size_t memory_free;
 };
 
-/// K's static code, [layers][kv_heads][head_dim] each. K is stored as (K - center) / scale. Reading multiplies the query by
-/// `scale`, once; `center` needs no undoing: it adds one and the same number to all logits of a query, which softmax ignores.
+/// K's static code, [layers][kv_heads][head_dim] each. K is stored as (K - center) / scale. Reading
+/// multiplies the query by `scale`, once; `center` needs no undoing: it adds one and the same
+/// number to all logits of a query, which softmax ignores.
 struct KeyCode {
   std::vector<float> scale;   // finite, above 0; the two channels of a RoPE pair are equal
   std::vector<float> center;  // finite
@@ -110,10 +125,12 @@ struct KeyCode {
   bool operator==(const KeyCode&) const = default;
 };
 
-/// What calibration needs to know of a text's keys and queries, by channel after RoPE. [layers][kv_heads][head_dim], empty while off.
+/// What calibration needs to know of a text's keys and queries, by channel after RoPE.
+/// [layers][kv_heads][head_dim], empty while off.
 struct ChannelStatistics {
   std::vector<float> key_min, key_max;  // over rows
-  std::vector<double> query_energy;     // sum of Q^2 over rows and the query heads that share the KV head
+  std::vector<double>
+      query_energy;  // sum of Q^2 over rows and the query heads that share the KV head
 };
 
 class Backend {
@@ -124,18 +141,22 @@ class Backend {
   virtual std::string Name() const = 0;
   virtual DeviceInfo Info() const = 0;
 
-  // ---- weights ------------------------------------------------------------------------------------------------------------
-  /// Stacks matrices of equal `cols` (Q, K and V; gate and up) into one [sum of rows, cols] and packs it the backend's way.
+  // ---- weights
+  // ------------------------------------------------------------------------------------------------------------
+  /// Stacks matrices of equal `cols` (Q, K and V; gate and up) into one [sum of rows, cols] and
+  /// packs it the backend's way.
   virtual Result<MatrixId> AddMatrix(std::span<const HostMatrix> parts) = 0;
   /// A norm weight or a bias.
   virtual Result<VectorId> AddVector(std::span<const float> values) = 0;
   /// Bytes held for weights so far.
   virtual std::size_t WeightBytes() const = 0;
 
-  // ---- activations --------------------------------------------------------------------------------------------------------
+  // ---- activations
+  // --------------------------------------------------------------------------------------------------------
   virtual Result<TensorId> AddTensor(std::int64_t max_rows, std::int64_t cols) = 0;
 
-  // ---- KV pages -----------------------------------------------------------------------------------------------------------
+  // ---- KV pages
+  // -----------------------------------------------------------------------------------------------------------
   /// Bytes of a page as this backend stores it; at least geometry.PageBytes().
   virtual std::size_t PageBytes(const KvGeometry& geometry) const = 0;
   /// Reserves `pages` pages, ids 0 .. pages - 1, contents undefined. Once.
@@ -146,39 +167,59 @@ class Backend {
   virtual void StartChannelStatistics() = 0;
   virtual ChannelStatistics TakeChannelStatistics() = 0;
 
-  // ---- one step -----------------------------------------------------------------------------------------------------------
+  // ---- one step
+  // -----------------------------------------------------------------------------------------------------------
   virtual Status BeginStep(const StepBatch& batch) = 0;
   /// out[r] = row tokens[r] of `table`. out: [rows, cols of table].
   virtual void Embed(MatrixId table, TensorId out) = 0;
   /// out = x / rms(x) * weight, row by row.
   virtual void RmsNorm(TensorId x, VectorId weight, float eps, TensorId out) = 0;
   /// out = x Wᵀ + bias (bias may be invalid); with `accumulate`, out += that (the residual stream).
-  virtual void MatMul(TensorId x, MatrixId weight, VectorId bias, TensorId out, bool accumulate) = 0;
-  /// qkv: [rows, (heads + 2 kv_heads) * head_dim]. Norms and rotates Q and K in place, writes K and V of every row to its block.
-  /// Leaves the query in qkv's first heads * head_dim columns, multiplied by K's channel scale.
+  virtual void MatMul(TensorId x, MatrixId weight, VectorId bias, TensorId out,
+                      bool accumulate) = 0;
+  /// qkv: [rows, (heads + 2 kv_heads) * head_dim]. Norms and rotates Q and K in place, writes K and
+  /// V of every row to its block. Leaves the query in qkv's first heads * head_dim columns,
+  /// multiplied by K's channel scale.
   virtual void QkvToCache(const QkvParams& params, const RopeTable& rope, TensorId qkv) = 0;
-  /// out[rows, heads * head_dim] = softmax(q kᵀ * softmax_scale, causal) v, read from the planes of `layer`.
+  /// out[rows, heads * head_dim] = softmax(q kᵀ * softmax_scale, causal) v, read from the planes of
+  /// `layer`.
   virtual void Attention(int layer, int heads, float softmax_scale, TensorId qkv, TensorId out) = 0;
-  /// gate_up: [rows, 2F], gate first. out[rows, F] = silu(gate) * up. Uses gate_up up: its contents are undefined after.
+  /// gate_up: [rows, 2F], gate first. out[rows, F] = silu(gate) * up. Uses gate_up up: its contents
+  /// are undefined after.
   virtual void SiluMul(TensorId gate_up, TensorId out) = 0;
   /// logits = norm(x[logit_rows]) Wᵀ, kept for Logits().
   virtual void Logits(TensorId x, VectorId norm, float eps, MatrixId weight) = 0;
   /// Runs what is still queued. After it returns, pages that the step read may be reused.
   virtual Status EndStep() = 0;
-  /// [logit_rows, vocabulary] f32 on the host; valid until the next BeginStep. With StepBatch.sampling: only the rows whose
-  /// RowSampling says on_host, one behind the other.
+  /// [logit_rows, vocabulary] f32 on the host; valid until the next BeginStep. With
+  /// StepBatch.sampling: only the rows whose RowSampling says on_host, one behind the other.
   virtual std::span<const float> LogitRows() const = 0;
+  /// Can a model with so many query heads have sequences that are watched? Pages must have been
+  /// allocated.
+  virtual bool WatchesBlocks(int /*heads*/) const { return false; }
+  /// [blocks of the batch] for blocks of watched sequences, 0 for others: the largest weight that
+  /// any head of any layer gives one of the block's tokens, in units of the sum of weights of the
+  /// tokens that take part. For those it is a share, 0 to 1; for a block that lacks V it is w / (1
+  /// - w) of the share w that its token would have beside them. Valid until the next BeginStep.
+  virtual std::span<const float> BlockWeights() const { return {}; }
   /// Does this backend take tokens itself, by StepBatch.sampling?
   virtual bool SamplesTokens() const { return false; }
-  /// [logit_rows] token ids taken in the step, or kNoToken; undefined for rows on_host. Valid until the next BeginStep.
+  /// [logit_rows] token ids taken in the step, or kNoToken; undefined for rows on_host. Valid until
+  /// the next BeginStep.
   virtual std::span<const std::int32_t> SampledTokens() const { return {}; }
 
-  // ---- page copies (exact store, restore, offload) --------------------------------------------------------------------------
-  /// `bytes` of host memory for the exact store; null when ordinary memory is as good. OutOfMemory when it cannot be had.
-  virtual Result<HostMemory> AllocateHost(std::size_t /*bytes*/) { return HostMemory(nullptr, nullptr); }
-  /// Device to host, after every op given so far. The host buffers stay the caller's and must live until the ticket is done.
+  // ---- page copies (exact store, restore, offload)
+  // --------------------------------------------------------------------------
+  /// `bytes` of host memory for the exact store; null when ordinary memory is as good. OutOfMemory
+  /// when it cannot be had.
+  virtual Result<HostMemory> AllocateHost(std::size_t /*bytes*/) {
+    return HostMemory(nullptr, nullptr);
+  }
+  /// Device to host, after every op given so far. The host buffers stay the caller's and must live
+  /// until the ticket is done.
   virtual CopyTicket CopyOut(std::span<const PageCopy> copies) = 0;
-  /// Host to device. The caller guarantees that no step in flight reads these pages; a step begun later may.
+  /// Host to device. The caller guarantees that no step in flight reads these pages; a step begun
+  /// later may.
   virtual CopyTicket CopyIn(std::span<const PageCopy> copies) = 0;
   virtual CopyState Poll(CopyTicket ticket) = 0;
   /// Blocks until the ticket is done or failed.
@@ -189,8 +230,9 @@ class Backend {
 std::unique_ptr<Backend> MakeReferenceBackend();
 
 struct CpuOptions {
-  int threads = 0;    // 0: one a core this process may run on
-  /// "auto", or a level to stay at or below: "amx", "avx512", "avx2", "plain". For tests and comparisons.
+  int threads = 0;  // 0: one a core this process may run on
+  /// "auto", or a level to stay at or below: "amx", "avx512", "avx2", "plain". For tests and
+  /// comparisons.
   std::string level = "auto";
   /// f32 products instead of bf16 ones: slower, for measuring quality.
   bool precise = false;

@@ -26,6 +26,8 @@ Status CheckSlice(const StepBatch& batch, const SequenceSlice& slice, std::int64
   }
   if (slice.context < 0)
     return InvalidArgument("context " + Number(slice.context) + " is negative");
+  if (slice.watched && slice.rows != 1)
+    return InvalidArgument(Number(slice.rows) + " rows, but a watched sequence has one");
   const std::int64_t end = std::int64_t{slice.context} + slice.rows;
   const std::int64_t needed = (end + kBlockTokens - 1) / kBlockTokens;
   if (slice.blocks != needed || slice.first_block < 0 ||

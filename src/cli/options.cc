@@ -48,7 +48,7 @@ Result<KvOptions> MakeKvOptions(const EngineFlags& flags, const Backend& backend
     const auto floor = static_cast<std::uint64_t>(flags.kv_floor);
     const std::uint64_t wanted = kv.memory_bytes * std::max<std::uint64_t>(1, (16 - floor) / floor);
     const std::uint64_t bytes = std::min({wanted, free / 4, free - std::min(pool, free)});
-    if (kv.policy != KvPolicy::kFull) {
+    if (KeepsExactCopies(kv.policy)) {
       kv.store = {.kind = StoreSpec::Kind::kRam, .path = "", .bytes = bytes};
     }
   } else {
@@ -147,9 +147,18 @@ void EngineFlags::AddTo(CLI::App& app) {
       ->capture_default_str()
       ->check(CLI::IsMember({16, 12, 8, 4}));
   app.add_option("--policy", policy,
-                 "What happens when KV memory runs short: full, offload, elastic or pliant")
+                 "What happens when KV memory runs short: full, offload, elastic or pliant; "
+                 "growpage and budget: "
+                 "histories are cut for good")
       ->capture_default_str()
-      ->check(CLI::IsMember({"full", "offload", "elastic", "pliant"}));
+      ->check(CLI::IsMember({"full", "offload", "elastic", "pliant", "growpage", "budget"}));
+  app.add_option("--kv-capacity", kv_capacity,
+                 "How much of its history a request attends to unless it says otherwise: full, "
+                 "grow, or tokens; "
+                 "auto: full, with --policy growpage grow, with budget 1024")
+      ->capture_default_str();
+  app.add_flag("--no-kv-returns", no_kv_returns,
+               "What leaves a request's attention for its capacity does not come back");
   app.add_option("--exact-store", exact_store,
                  "Where exact copies of cache blocks go: none, ram:SIZE, file:PATH:SIZE; auto: "
                  "RAM, as large as the KV memory, or three times that with a floor of 4 bits")
@@ -226,6 +235,22 @@ Result<OpenedModel> OpenModel(const ModelFlags& flags) {
   return opened;
 }
 
+namespace {
+
+Status SetHistory(const EngineFlags& flags, HistoryOptions* history) {
+  const std::string capacity = flags.kv_capacity != "auto"  ? flags.kv_capacity
+                               : flags.policy == "growpage" ? "grow"
+                               : flags.policy == "budget"   ? "1024"
+                                                            : "full";
+  Result<Capacity> parsed = ParseCapacity(capacity);
+  if (!parsed.ok()) return parsed.status().WithContext("--kv-capacity");
+  history->default_capacity = *parsed;
+  history->returns = !flags.no_kv_returns;
+  return Status::Ok();
+}
+
+}  // namespace
+
 Result<std::unique_ptr<Engine>> StartEngine(const EngineFlags& flags, OpenedModel& opened) {
   PLIANT_ASSIGN_OR_RETURN(
       std::unique_ptr<Backend> backend,
@@ -241,6 +266,7 @@ Result<std::unique_ptr<Engine>> StartEngine(const EngineFlags& flags, OpenedMode
   options.sched.max_context = flags.context == 0
                                   ? opened.model->config().context_length
                                   : std::min(flags.context, opened.model->config().context_length);
+  PLIANT_RETURN_IF_ERROR(SetHistory(flags, &options.sched.history));
   options.calibrate = !flags.no_calibration;
   {
     Progress progress("loading " + std::filesystem::path(opened.path).filename().string());

@@ -1,8 +1,8 @@
-// Room: cli. What the commands share: options with their defaults, and the parts of a model opened by them. Main thread.
+// Room: cli. What the commands share: options with their defaults, and the parts of a model opened
+// by them. Main thread.
 #pragma once
 
 #include <CLI/CLI.hpp>
-
 #include <memory>
 #include <string>
 
@@ -30,6 +30,8 @@ struct EngineFlags {
   int kv_floor = 8;
   std::string policy = "pliant";
   std::string exact_store = "auto";
+  std::string kv_capacity = "auto";
+  bool no_kv_returns = false;
   bool no_prefix_cache = false;
   bool no_calibration = false;
   std::int64_t context = 0;
@@ -48,7 +50,8 @@ struct OpenedModel {
   std::string path;
 };
 
-/// Where the default model lies ("" when it is nowhere): $PLIANT_MODEL_DIR, the checkout's .cache/models, ~/.cache/pliant/models.
+/// Where the default model lies ("" when it is nowhere): $PLIANT_MODEL_DIR, the checkout's
+/// .cache/models, ~/.cache/pliant/models.
 std::string DefaultModelPath();
 
 Result<OpenedModel> OpenModel(const ModelFlags& flags);
@@ -56,18 +59,24 @@ Result<OpenedModel> OpenModel(const ModelFlags& flags);
 /// Loads the weights with progress and starts the engine.
 Result<std::unique_ptr<Engine>> StartEngine(const EngineFlags& flags, OpenedModel& opened);
 
-/// "cpu", "cuda", "ref", or "auto": the GPU if there is a usable one, else the CPU, and standard error says so in one line.
-Result<std::unique_ptr<Backend>> MakeNamedBackend(const std::string& name, const CpuOptions& cpu, bool cuda_graphs = true);
+/// "cpu", "cuda", "ref", or "auto": the GPU if there is a usable one, else the CPU, and standard
+/// error says so in one line.
+Result<std::unique_ptr<Backend>> MakeNamedBackend(const std::string& name, const CpuOptions& cpu,
+                                                  bool cuda_graphs = true);
 
-/// A check for options: a number from `low` to `high`. Unlike CLI::Range it does not let "nan" through.
+/// A check for options: a number from `low` to `high`. Unlike CLI::Range it does not let "nan"
+/// through.
 CLI::Validator Between(double low, double high);
 
-/// A whole file, or standard input for "-"; TooLarge past `limit` bytes, IoError for what cannot be read (a folder, ...).
+/// A whole file, or standard input for "-"; TooLarge past `limit` bytes, IoError for what cannot be
+/// read (a folder, ...).
 Result<std::string> ReadText(const std::string& path, std::size_t limit);
 
-/// `messages_json`: a list of messages, or an object with one under "messages", bounded as the server bounds its bodies. The
-/// template also gets bos_token, eos_token and add_generation_prompt unless the object has them.
-Result<std::string> RenderChat(const OpenedModel& opened, const std::string& messages_json, bool add_generation_prompt);
+/// `messages_json`: a list of messages, or an object with one under "messages", bounded as the
+/// server bounds its bodies. The template also gets bos_token, eos_token and add_generation_prompt
+/// unless the object has them.
+Result<std::string> RenderChat(const OpenedModel& opened, const std::string& messages_json,
+                               bool add_generation_prompt);
 
 /// Prints "pliant: message" as one line on standard error; returns the exit code.
 int Fail(const Status& status);

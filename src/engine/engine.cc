@@ -21,11 +21,12 @@ namespace {
 
 constexpr Nanoseconds kOldStats = 100'000'000;
 
-// Carries requests to the engine thread and keeps what other threads may ask for: a copy of the stats, and the queue's length.
+// Carries requests to the engine thread and keeps what other threads may ask for: a copy of the
+// stats, and the queue's length.
 class EngineImpl final : public Engine {
  public:
-  EngineImpl(std::unique_ptr<Backend> backend, std::unique_ptr<StepLoop> loop, std::int64_t max_context,
-             std::size_t max_waiting)
+  EngineImpl(std::unique_ptr<Backend> backend, std::unique_ptr<StepLoop> loop,
+             std::int64_t max_context, std::size_t max_waiting)
       : backend_(std::move(backend)),
         loop_(std::move(loop)),
         max_context_(max_context),
@@ -50,14 +51,16 @@ class EngineImpl final : public Engine {
     const std::int64_t prompt = static_cast<std::int64_t>(request.prompt.size());
     if (prompt > max_context_ || request.stop.max_tokens > max_context_ - prompt) {
       return TooLarge("the prompt has " + std::to_string(prompt) + " tokens and max_tokens is " +
-                      std::to_string(request.stop.max_tokens) + ", but a request may have at most " +
-                      std::to_string(max_context_) + " in all");
+                      std::to_string(request.stop.max_tokens) +
+                      ", but a request may have at most " + std::to_string(max_context_) +
+                      " in all");
     }
     const std::lock_guard lock(mutex_);
     if (draining_) return Unavailable("the server is shutting down");
     if (not_started_ + adds_.size() >= max_waiting_) {
       ++rejected_;
-      return ResourceExhausted("the queue is full (" + std::to_string(max_waiting_) + " requests are waiting)");
+      return ResourceExhausted("the queue is full (" + std::to_string(max_waiting_) +
+                               " requests are waiting)");
     }
     const RequestId id(next_id_++);
     adds_.push_back({id, std::move(request), std::move(sink), random_()});
@@ -126,7 +129,8 @@ class EngineImpl final : public Engine {
     reports_.clear();
   }
 
-  // Waits as long as the last step said, or until a message comes. Returns false when it is time to stop.
+  // Waits as long as the last step said, or until a message comes. Returns false when it is time to
+  // stop.
   bool TakeMessages() {
     std::deque<Pending> adds;
     std::vector<RequestId> cancels;
@@ -134,7 +138,9 @@ class EngineImpl final : public Engine {
     bool cancel_all = false;
     {
       std::unique_lock lock(mutex_);
-      const auto message = [this] { return stop_ || cancel_all_ || !adds_.empty() || !cancels_.empty() || !reports_.empty(); };
+      const auto message = [this] {
+        return stop_ || cancel_all_ || !adds_.empty() || !cancels_.empty() || !reports_.empty();
+      };
       if (wait_ < 0) {
         wake_.wait(lock, message);
       } else if (wait_ > 0) {
@@ -156,8 +162,9 @@ class EngineImpl final : public Engine {
     return true;
   }
 
-  // Statistics are summed up for others only when somebody has read the last ones, when they are old, and before the thread sleeps:
-  // at rest they are exact, and no step pays for a copy that nobody looks at.
+  // Statistics are summed up for others only when somebody has read the last ones, when they are
+  // old, and before the thread sleeps: at rest they are exact, and no step pays for a copy that
+  // nobody looks at.
   void Publish(Nanoseconds wait) {
     const Nanoseconds now = clock_.Now();
     const bool due = wait != 0 || stats_wanted_.exchange(false) || now - stats_at_ > kOldStats;
@@ -199,25 +206,36 @@ class EngineImpl final : public Engine {
 
 }  // namespace
 
-Result<std::unique_ptr<Engine>> MakeEngine(const EngineOptions& options, std::unique_ptr<Backend> backend, Model* model,
+Result<std::unique_ptr<Engine>> MakeEngine(const EngineOptions& options,
+                                           std::unique_ptr<Backend> backend, Model* model,
                                            const Tokenizer* tokenizer) {
   const SystemClock& clock = SystemClock::Instance();
   const KvGeometry geometry = model->config().Kv();
-  PLIANT_ASSIGN_OR_RETURN(std::unique_ptr<KvManager> kv, KvManager::Create(*backend, geometry, options.kv, clock));
+  PLIANT_ASSIGN_OR_RETURN(std::unique_ptr<KvManager> kv,
+                          KvManager::Create(*backend, geometry, options.kv, clock));
   if (options.calibrate) {
     const KvStats stats = kv->Stats();
-    PLIANT_RETURN_IF_ERROR(Calibrate(*backend, *model, *tokenizer, static_cast<std::uint32_t>(stats.pages_total),
+    PLIANT_RETURN_IF_ERROR(Calibrate(*backend, *model, *tokenizer,
+                                     static_cast<std::uint32_t>(stats.pages_total),
                                      options.sched.max_batch_tokens)
                                .WithContext("calibrating the KV cache"));
   }
   SchedulerOptions sched = options.sched;
   if (sched.max_context == 0) sched.max_context = model->config().context_length;
   const std::size_t max_waiting = static_cast<std::size_t>(sched.max_waiting);
-  // The bound on waiting requests is kept at Submit, where the client can be told; preempted ones must never be refused.
+  // The bound on waiting requests is kept at Submit, where the client can be told; preempted ones
+  // must never be refused.
   sched.max_waiting = std::numeric_limits<std::int32_t>::max();
+  sched.watches_blocks = backend->WatchesBlocks(model->config().heads);
+  if (sched.history.default_capacity.kind != Capacity::Kind::kFull && !sched.watches_blocks) {
+    return Unimplemented(
+        "--kv-capacity other than full: this backend and model cannot tell what a request looks "
+        "at");
+  }
   auto scheduler = std::make_unique<Scheduler>(sched, *kv, clock);
   const std::int64_t max_context = scheduler->MaxContext();
-  auto loop = std::make_unique<StepLoop>(backend.get(), model, tokenizer, std::move(kv), std::move(scheduler), &clock);
+  auto loop = std::make_unique<StepLoop>(backend.get(), model, tokenizer, std::move(kv),
+                                         std::move(scheduler), &clock);
   return std::unique_ptr<Engine>(
       std::make_unique<EngineImpl>(std::move(backend), std::move(loop), max_context, max_waiting));
 }

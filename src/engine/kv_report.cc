@@ -21,7 +21,9 @@ std::string RunLengths(const std::vector<const BlockInfo*>& blocks) {
   for (std::size_t i = 0; i < blocks.size();) {
     std::size_t end = i;
     const PlaneCount planes = blocks[i]->planes;
-    while (end < blocks.size() && blocks[end]->planes.k == planes.k && blocks[end]->planes.v == planes.v) ++end;
+    while (end < blocks.size() && blocks[end]->planes.k == planes.k &&
+           blocks[end]->planes.v == planes.v)
+      ++end;
     if (!map.empty()) map += ' ';
     map += StateName(planes.k, planes.v) + "*" + std::to_string(end - i);
     i = end;
@@ -30,8 +32,9 @@ std::string RunLengths(const std::vector<const BlockInfo*>& blocks) {
 }
 
 Json PagesJson(const KvStats& stats) {
-  return {{"bytes", stats.page_bytes},        {"total", stats.pages_total},   {"free", stats.pages_free},
-          {"cached", stats.pages_cached},     {"fenced", stats.pages_fenced}, {"copying", stats.pages_copying}};
+  return {{"bytes", stats.page_bytes},    {"total", stats.pages_total},
+          {"free", stats.pages_free},     {"cached", stats.pages_cached},
+          {"fenced", stats.pages_fenced}, {"copying", stats.pages_copying}};
 }
 
 Json BlocksJson(const KvStats& stats) {
@@ -63,6 +66,11 @@ Json RequestJson(const KvReport::Request& request, const std::vector<const Block
           {"offloads", request.facts.offloads},
           {"demotions", request.facts.demotions},
           {"restores", request.facts.restores},
+          {"capacity_blocks", request.facts.capacity_blocks},
+          {"taking_part", request.facts.taking_part},
+          {"dropped", request.facts.dropped},
+          {"recalled", request.facts.recalled},
+          {"recomputed", request.facts.recomputed},
           {"map", RunLengths(blocks)}};
 }
 
@@ -101,7 +109,8 @@ std::string KvReportJson(const KvReport& report) {
   Json requests = Json::array();
   for (const KvReport::Request& request : report.requests) {
     std::vector<const BlockInfo*>& blocks = by_request[request.id];
-    std::sort(blocks.begin(), blocks.end(), [](const BlockInfo* a, const BlockInfo* b) { return a->index < b->index; });
+    std::sort(blocks.begin(), blocks.end(),
+              [](const BlockInfo* a, const BlockInfo* b) { return a->index < b->index; });
     requests.push_back(RequestJson(request, blocks));
   }
   Json reasons = Json::object();
@@ -118,8 +127,18 @@ std::string KvReportJson(const KvReport& report) {
                     {"preemptions", sched.preemptions},
                     {"pages", PagesJson(stats)},
                     {"blocks", BlocksJson(stats)},
-                    {"store", {{"bytes_total", stats.store_bytes_total}, {"bytes_used", stats.store_bytes_used},
-                               {"blocks_only_in_store", stats.blocks_in_store}}},
+                    {"capacity",
+                     {{"requests", sched.with_capacity},
+                      {"blocks_taking_part", sched.blocks_taking_part},
+                      {"blocks_dropped", sched.blocks_dropped},
+                      {"drops", sched.drops},
+                      {"recalls", sched.recalls},
+                      {"recomputed_tokens", sched.recomputed_tokens},
+                      {"growths", sched.growths}}},
+                    {"store",
+                     {{"bytes_total", stats.store_bytes_total},
+                      {"bytes_used", stats.store_bytes_used},
+                      {"blocks_only_in_store", stats.blocks_in_store}}},
                     {"requests", std::move(requests)},
                     {"cached_map", RunLengths(cached)},
                     {"reasons", std::move(reasons)},

@@ -8,8 +8,9 @@
 
 namespace pliant {
 
-StepLoop::StepLoop(Backend* backend, Model* model, const Tokenizer* tokenizer, std::unique_ptr<KvManager> kv,
-                   std::unique_ptr<Scheduler> scheduler, const Clock* clock)
+StepLoop::StepLoop(Backend* backend, Model* model, const Tokenizer* tokenizer,
+                   std::unique_ptr<KvManager> kv, std::unique_ptr<Scheduler> scheduler,
+                   const Clock* clock)
     : backend_(backend),
       model_(model),
       tokenizer_(tokenizer),
@@ -17,13 +18,15 @@ StepLoop::StepLoop(Backend* backend, Model* model, const Tokenizer* tokenizer, s
       kv_(std::move(kv)),
       scheduler_(std::move(scheduler)) {}
 
-void StepLoop::Add(RequestId id, GenerateRequest request, EventSink sink, std::uint64_t random_seed) {
+void StepLoop::Add(RequestId id, GenerateRequest request, EventSink sink,
+                   std::uint64_t random_seed) {
   SchedRequest sched{.id = id,
                      .prompt = request.prompt,
                      .max_new_tokens = request.stop.max_tokens,
                      .priority = request.priority,
                      .min_bits = request.kv.min_bits,
-                     .cache_salt = request.kv.cache_salt};
+                     .cache_salt = request.kv.cache_salt,
+                     .capacity = request.kv.capacity};
   const Status status = scheduler_->Add(std::move(sched));
   if (!status.ok()) {
     TokenEvent event;
@@ -35,7 +38,8 @@ void StepLoop::Add(RequestId id, GenerateRequest request, EventSink sink, std::u
   }
   Sampler sampler(request.sampling, request.prompt, random_seed);
   OutputStream output(tokenizer_, request.stop.strings, request.special_in_text);
-  live_.emplace(id, Live{std::move(request), std::move(sink), std::move(sampler), std::move(output)});
+  live_.emplace(id,
+                Live{std::move(request), std::move(sink), std::move(sampler), std::move(output)});
   ++not_started_;
 }
 
@@ -81,7 +85,8 @@ Nanoseconds StepLoop::Step() {
   const Nanoseconds ran = clock_->Now();
   counters_.step_nanoseconds += ran - start;
   scheduler_->Settle(std::move(plan), sampled_);
-  for (Ending& ending : endings_) End(ending.id, ending.reason, std::move(ending.error), std::move(ending.event));
+  for (Ending& ending : endings_)
+    End(ending.id, ending.reason, std::move(ending.error), std::move(ending.event));
   endings_.clear();
   for (Delivery& delivery : deliveries_) {
     const auto found = live_.find(delivery.id);
@@ -105,15 +110,23 @@ Status StepLoop::Run(const StepPlan& plan) {
   const std::span<const float> logits = backend_->LogitRows();
   const std::span<const std::int32_t> tokens = backend_->SampledTokens();
   const auto vocabulary = static_cast<std::size_t>(model_->config().vocab_size);
-  PLIANT_CHECK(batch.sampling.empty() || tokens.size() >= samplers.size(), "the backend sampled fewer rows than asked for");
+  PLIANT_CHECK(batch.sampling.empty() || tokens.size() >= samplers.size(),
+               "the backend sampled fewer rows than asked for");
+  const std::span<const std::uint8_t> again = scheduler_->Review(plan, backend_->BlockWeights());
   sampled_.clear();
   std::size_t host_row = 0;
   for (std::size_t i = 0; i < samplers.size(); ++i) {
+    if (again[i] != 0) {
+      host_row += batch.sampling.empty() || batch.sampling[i].on_host != 0 ? 1 : 0;
+      sampled_.push_back({.request = samplers[i]});
+      continue;
+    }
     if (!batch.sampling.empty() && batch.sampling[i].on_host == 0) {
       sampled_.push_back(TakeRow(samplers[i], tokens[i]));
       continue;
     }
-    PLIANT_CHECK(logits.size() >= (host_row + 1) * vocabulary, "the backend gave fewer logit rows than asked for");
+    PLIANT_CHECK(logits.size() >= (host_row + 1) * vocabulary,
+                 "the backend gave fewer logit rows than asked for");
     sampled_.push_back(SampleRow(samplers[i], logits.subspan(host_row++ * vocabulary, vocabulary)));
   }
   return Status::Ok();
@@ -148,7 +161,8 @@ void StepLoop::ForbidEarlyEnd(Live& live) const {
 SampledToken StepLoop::TakeRow(RequestId id, TokenId token) {
   const auto found = live_.find(id);
   if (found == live_.end()) return {.request = id, .token = 0, .finished = true};
-  if (token == kNoToken) return EndRow(id, Internal("the model's logits are not finite for this request"));
+  if (token == kNoToken)
+    return EndRow(id, Internal("the model's logits are not finite for this request"));
   TokenLogprob sampled;
   sampled.token = token;
   return Deliver(id, found->second, sampled);
@@ -188,7 +202,8 @@ bool StepLoop::Take(Live& live, const TokenLogprob& sampled, TokenEvent& event) 
   const bool may_stop = live.produced > stop.min_tokens;
   const TokenId token = sampled.token;
   const bool ends = may_stop && ((!stop.ignore_eos && tokenizer_->IsEndOfGeneration(token)) ||
-                                 std::find(stop.token_ids.begin(), stop.token_ids.end(), token) != stop.token_ids.end());
+                                 std::find(stop.token_ids.begin(), stop.token_ids.end(), token) !=
+                                     stop.token_ids.end());
   if (ends) {
     OutputStream::Piece rest = live.output.Finish();
     event.text = std::move(rest.text);
@@ -274,6 +289,11 @@ Usage StepLoop::UsageOf(RequestId id, const Live& live) const {
     usage.preemptions = facts->preemptions;
     usage.demotions = facts->demotions;
     usage.restores = facts->restores;
+    usage.dropped = facts->dropped;
+    usage.recalled = facts->recalled;
+    usage.recomputed = facts->recomputed;
+    usage.held_pages = facts->held_pages;
+    usage.whole_pages = facts->whole_pages;
   }
   return usage;
 }
@@ -289,7 +309,8 @@ EngineStats StepLoop::Stats() const {
   stats.pages_cached = kv.pages_cached;
   stats.kv_bytes_total = kv.pages_total * kv.page_bytes;
   stats.kv_bytes_used = (kv.pages_total - kv.pages_free) * kv.page_bytes;
-  std::copy(&kv.blocks_by_state[0][0], &kv.blocks_by_state[0][0] + 25, &stats.blocks_by_state[0][0]);
+  std::copy(&kv.blocks_by_state[0][0], &kv.blocks_by_state[0][0] + 25,
+            &stats.blocks_by_state[0][0]);
   stats.requests_admitted = sched.admitted;
   stats.requests_finished = sched.finished;
   stats.requests_cancelled = sched.cancelled;
@@ -302,6 +323,13 @@ EngineStats StepLoop::Stats() const {
   stats.demotions = kv.demotions;
   stats.restores = kv.restores;
   stats.steps = sched.steps;
+  stats.with_capacity = sched.with_capacity;
+  stats.blocks_taking_part = sched.blocks_taking_part;
+  stats.blocks_dropped = sched.blocks_dropped;
+  stats.drops = sched.drops;
+  stats.recalls = sched.recalls;
+  stats.recomputed_tokens = sched.recomputed_tokens;
+  stats.capacity_growths = sched.growths;
   stats.store_bytes_total = kv.store_bytes_total;
   stats.store_bytes_used = kv.store_bytes_used;
   stats.tokens_below_16_bits = sched.tokens_below_16_bits;
@@ -315,13 +343,15 @@ EngineStats StepLoop::Stats() const {
 std::string StepLoop::KvReport() const {
   pliant::KvReport report{.kv = kv_.get(), .scheduler = scheduler_.get()};
   for (const auto& [id, live] : live_) {
-    report.requests.push_back({.id = id,
-                               .state = scheduler_->StateOf(id),
-                               .prompt_tokens = static_cast<std::int64_t>(live.request.prompt.size()),
-                               .produced = live.produced,
-                               .facts = scheduler_->Facts(id).value_or(RequestKvFacts{})});
+    report.requests.push_back(
+        {.id = id,
+         .state = scheduler_->StateOf(id),
+         .prompt_tokens = static_cast<std::int64_t>(live.request.prompt.size()),
+         .produced = live.produced,
+         .facts = scheduler_->Facts(id).value_or(RequestKvFacts{})});
   }
-  std::sort(report.requests.begin(), report.requests.end(), [](const auto& a, const auto& b) { return a.id < b.id; });
+  std::sort(report.requests.begin(), report.requests.end(),
+            [](const auto& a, const auto& b) { return a.id < b.id; });
   return KvReportJson(report);
 }
 

@@ -75,6 +75,8 @@ struct Block {
   Level draft_level = 0;
   bool draft_evicted = false;
 
+  /// Nobody who holds it, if anybody does, lets it take part in attention.
+  bool Unwanted() const { return floor >= kSensorLevel; }
   int device_pages() const { return residency == Residency::kDevice ? PagesOf(level) : 0; }
   BlockView View() const {
     BlockView view;
@@ -89,15 +91,19 @@ struct Sequence {
   RequestId request;
   Level floor = 0;  // its blocks may not be read below this level
   std::string salt;
+  /// Null where a block was forgotten: it takes no part any more and will not come back.
   std::vector<Block*> blocks;
-  std::vector<BlockView> views;  // views[i] is blocks[i]'s, kept up to date
+  std::vector<BlockView> views;  // views[i] is what attention sees of blocks[i], kept up to date
+  /// Where true, blocks[i] takes no part in attention, but is held: plane 0 of K is watched.
+  std::vector<bool> dropped;
+  std::uint8_t save_from = kPlanes;  // full blocks get an exact copy of the planes from here on
   std::int64_t computed = 0;  // tokens whose K and V are in the blocks, steps in flight not counted
   bool open = false;
   bool active = true;           // false: offloaded; its blocks may leave the device
   std::size_t active_slot = 0;  // place in the manager's list
 
   // Sums over blocks, kept up to date.
-  std::array<std::int32_t, kLevelCount> level_count{};  // on the device
+  std::array<std::int32_t, kLevelCount> level_count{};  // on the device, not dropped
   std::int32_t absent = 0;                              // in the store only
   std::int32_t missing_pages = 0;                       // against the ceiling
 
@@ -120,7 +126,15 @@ struct Sequence {
   std::array<std::int32_t, kLevelCount> draft_from{};
   std::int32_t draft_missing = 0;
 
-  /// Lowest precision among the blocks on the device.
+  /// How low blocks[index] may be for this sequence.
+  Level FloorOf(std::int32_t index) const { return dropped[index] ? kSensorLevel : floor; }
+  /// What attention sees of a block that is held.
+  BlockView ViewOf(const Block& block) const {
+    BlockView view = block.View();
+    if (dropped[block.index]) view = {.k = {view.k[0]}, .v = {}};
+    return view;
+  }
+  /// Lowest precision among the blocks that take part and are on the device.
   Level WorstLevel() const {
     for (int level = kLevelCount - 1; level > 0; --level) {
       if (level_count[level] > 0) return static_cast<Level>(level);

@@ -21,12 +21,14 @@ struct PlaneCount {
 
 /// Index into kLevels; larger is lower precision.
 using Level = std::uint8_t;
-inline constexpr int kLevelCount = 6;
+inline constexpr int kLevelCount = 7;
 /// The steps of the precision axis, each with fewer pages than the one before: 16/16 (TARGET),
-/// 12/12, 12/8, 8/8 (BASE), 8/4, 4/4 (DEEP).
+/// 12/12, 12/8, 8/8 (BASE), 8/4, 4/4 (DEEP), 4/0 (SENSOR).
 inline constexpr std::array<PlaneCount, kLevelCount> kLevels = {
-    {{4, 4}, {3, 3}, {3, 2}, {2, 2}, {2, 1}, {1, 1}}};
-inline constexpr Level kTargetLevel = 0, kBaseLevel = 3, kDeepLevel = 5;
+    {{4, 4}, {3, 3}, {3, 2}, {2, 2}, {2, 1}, {1, 1}, {1, 0}}};
+inline constexpr Level kTargetLevel = 0, kBaseLevel = 3, kDeepLevel = 5, kSensorLevel = 6;
+/// What the ladder demotes to lies below this; a SENSOR block takes no part in attention.
+inline constexpr int kLadderLevels = kSensorLevel;
 
 constexpr int PagesOf(Level level) { return kLevels[level].pages(); }
 /// Smallest plane index that `level` leaves out, of K or of V: what an exact copy must hold from

@@ -45,7 +45,7 @@ bool Controller::MakeRoom(Draft& draft, std::int64_t target, std::int64_t coming
   if (kv_.planes_bend()) IdlePlanes(draft, short_by());
   if (short_by() > 0) IdleWhole(draft, short_by());
   if (!kv_.planes_bend()) return short_by() <= 0;
-  for (Level to = kv_.ceiling() + 1; to < kLevelCount; ++to) {
+  for (Level to = kv_.ceiling() + 1; to < kLadderLevels; ++to) {
     if (short_by() <= 0 || last < (to > kBaseLevel ? Rung::kDeep : Rung::kBase)) break;
     Lower(draft, to, to > kBaseLevel ? Reason::kDemoteDeep : Reason::kDemoteBase, short_by());
   }
@@ -111,8 +111,8 @@ Block* Controller::NextCandidate(Draft& draft, Sequence& sequence, Level to) {
   const std::int32_t end = SearchEnd(sequence, to);
   std::int32_t& from = sequence.draft_from[to];
   while (from < end) {
-    Block& block = *sequence.blocks[from];
-    if (IsCandidate(draft, sequence, block, to)) return &block;
+    Block* block = sequence.blocks[from];
+    if (block != nullptr && IsCandidate(draft, sequence, *block, to)) return block;
     ++from;
   }
   return nullptr;
@@ -199,13 +199,15 @@ bool Controller::RestoreDown(Level above, Level to, std::int64_t keep) {
     Sequence& s = *giver.sequence;
     bool at_end = true;
     for (std::int32_t i = s.lowered_end; i-- > 0;) {
-      Block& block = *s.blocks[i];
-      if (block.residency == Residency::kDevice && block.level <= kv_.ceiling()) {
+      if (s.blocks[i] == nullptr ||
+          (s.blocks[i]->residency == Residency::kDevice && s.blocks[i]->level <= kv_.ceiling())) {
         if (at_end) s.lowered_end = i;
         continue;
       }
+      Block& block = *s.blocks[i];
       at_end = false;
-      if (block.residency != Residency::kDevice || block.level <= above) continue;
+      if (block.residency != Residency::kDevice || block.level <= above || block.Unwanted())
+        continue;
       if (++visits > kMaxVisitsPerStep || started >= kMaxRestoresPerStep) return false;
       const std::int64_t cost = PagesOf(to) - PagesOf(block.level);
       if (kv_.restore_allowance() <
@@ -236,7 +238,7 @@ void Controller::DemoteAll() {
   if (!kv_.planes_bend()) return;
   Draft& draft = NewDraft();
   IdlePlanes(draft, std::numeric_limits<std::int32_t>::max());
-  for (Level to = kv_.ceiling() + 1; to < kLevelCount; ++to) {
+  for (Level to = kv_.ceiling() + 1; to < kLadderLevels; ++to) {
     Lower(draft, to, to > kBaseLevel ? Reason::kDemoteDeep : Reason::kDemoteBase,
           std::numeric_limits<std::int32_t>::max());
   }

@@ -18,6 +18,16 @@ std::string_view ReasonName(Reason reason) {
       return "cache_to_store";
     case Reason::kDemoteBase:
       return "demote_base";
+    case Reason::kDrop:
+      return "drop";
+    case Reason::kDemoteSensor:
+      return "demote_sensor";
+    case Reason::kForget:
+      return "forget";
+    case Reason::kRecall:
+      return "recall";
+    case Reason::kGrow:
+      return "grow";
     case Reason::kDemoteDeep:
       return "demote_deep";
     case Reason::kHoldAdmission:

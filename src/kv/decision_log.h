@@ -21,6 +21,11 @@ enum class Reason : std::uint8_t {
   kCacheEvict,         // rung 2: an idle cached block was dropped whole
   kCacheToStore,       // rung 2: an idle cached block lives on in the exact store only
   kDemoteBase,         // rung 3
+  kDrop,               // rung 4: a block takes no part in a request's attention any more
+  kDemoteSensor,       // its pages but plane 0 of K go
+  kForget,             // as kDrop, for good
+  kRecall,             // a dropped block takes part again
+  kGrow,               // a request's capacity grew
   kDemoteDeep,         // rung 5
   kHoldAdmission,      // rung 6: the head of the queue waits for pages
   kOffload,            // rung 7: a request leaves the device whole

@@ -63,7 +63,7 @@ void KvManager::Audit() const {
       ++stored;
       PLIANT_CHECK(b.copying != Copying::kSaving, "a block in the store is being saved");
     }
-    if (b.residency == Residency::kDevice && b.level > ceiling_ && !b.holders.empty()) ++lowered;
+    if (IsLowered(b)) ++lowered;
     if (b.leaving || b.doomed) leaving += b.device_pages();
     if (b.bring_abandoned) abandoned += b.arriving;
     copying += b.copying != Copying::kNone;
@@ -71,9 +71,9 @@ void KvManager::Audit() const {
     Level floor = kLevelCount - 1;
     for (const Sequence* s : b.holders) {
       PLIANT_CHECK(s->open && s->blocks.at(b.index) == &b, "a holder does not know its block");
-      PLIANT_CHECK(s->views.at(b.index) == b.View(), "a view is out of date");
+      PLIANT_CHECK(s->views.at(b.index) == s->ViewOf(b), "a view is out of date");
       readers += s->active;
-      floor = std::min(floor, s->floor);
+      floor = std::min(floor, s->FloorOf(b.index));
     }
     PLIANT_CHECK(readers == b.readers && floor == b.floor, "readers or floor are wrong");
     if (b.idle != IdleList::kNone) {
@@ -129,6 +129,12 @@ void KvManager::Audit() const {
     std::array<std::int32_t, kLevelCount> count{};
     std::int32_t absent = 0, missing = 0;
     for (std::size_t i = 0; i < s.blocks.size(); ++i) {
+      if (s.blocks[i] == nullptr) {
+        PLIANT_CHECK(!s.dropped[i] && s.views[i] == BlockView{} &&
+                         static_cast<std::int64_t>(i + 1) * kBlockTokens <= s.computed,
+                     "a forgotten block is seen");
+        continue;
+      }
       const Block& b = *s.blocks[i];
       PLIANT_CHECK(b.index == static_cast<std::int32_t>(i) &&
                        std::count(b.holders.begin(), b.holders.end(), &s) == 1,
@@ -136,7 +142,7 @@ void KvManager::Audit() const {
       PLIANT_CHECK(b.full == (static_cast<std::int64_t>(i + 1) * kBlockTokens <= s.computed),
                    "full blocks are miscounted");
       if (b.residency == Residency::kDevice) {
-        ++count[b.level];
+        if (!s.dropped[i]) ++count[b.level];
         PLIANT_CHECK(b.level == ceiling_ || static_cast<std::int32_t>(i) < s.lowered_end,
                      "a lowered block is out of sight");
       } else {

@@ -69,15 +69,15 @@ void KvManager::Count(const Block& block, int sign) {
   }
   if (block.idle != IdleList::kNone) idle_pages_ += sign * pages;
   if (block.leaving || block.doomed) pages_leaving_ += sign * pages;
-  if (device && block.level > ceiling_ && !block.holders.empty()) lowered_blocks_ += sign;
+  if (IsLowered(block)) lowered_blocks_ += sign;
   for (Sequence* sequence : block.holders) {
-    if (device) {
-      sequence->level_count[block.level] += sign;
-    } else {
+    if (!device) {
       sequence->absent += sign;
+    } else if (!sequence->dropped[block.index]) {
+      sequence->level_count[block.level] += sign;
     }
     sequence->missing_pages += sign * (pages_per_block() - pages);
-    if (sign > 0) sequence->views[block.index] = block.View();
+    if (sign > 0) sequence->views[block.index] = sequence->ViewOf(block);
   }
 }
 
@@ -89,9 +89,12 @@ void KvManager::AddHolder(Block& block, Sequence& sequence) {
   }
   sequence.blocks.push_back(&block);
   sequence.views.emplace_back();
-  Mutate(block, [&] { block.holders.push_back(&sequence); });
+  sequence.dropped.push_back(false);
+  Mutate(block, [&] {
+    block.holders.push_back(&sequence);
+    block.floor = std::min(block.floor, sequence.floor);
+  });
   if (sequence.active) ++block.readers;
-  block.floor = std::min(block.floor, sequence.floor);
   // A block without planes below the ceiling keeps lowered_end exact for the search of restores.
   if (block.level > ceiling_)
     sequence.lowered_end = std::max(sequence.lowered_end, block.index + 1);
@@ -102,11 +105,7 @@ void KvManager::RemoveHolder(Block& block, Sequence& sequence) {
   PLIANT_CHECK(it != block.holders.end(), "sequence does not hold the block");
   Mutate(block, [&] { block.holders.erase(it); });
   if (sequence.active) --block.readers;
-  if (sequence.floor == block.floor) {
-    block.floor = kLevelCount - 1;
-    for (const Sequence* holder : block.holders) block.floor = std::min(block.floor, holder->floor);
-    if (block.floor > sequence.floor) ReopenSearch(block);
-  }
+  UpdateFloor(block);
   if (block.holders.empty()) {
     if (block.published && options_.prefix_cache && !block.copy_bad) {
       BecomeIdle(block);
@@ -115,6 +114,67 @@ void KvManager::RemoveHolder(Block& block, Sequence& sequence) {
     }
   } else if (block.readers == 0) {
     NoReaderLeft(block);
+  } else {
+    DemoteIfUnwanted(block);
+  }
+}
+
+/// All that still hold the block have dropped it, and it can be brought back.
+void KvManager::DemoteIfUnwanted(Block& block) {
+  if (!block.holders.empty() && block.Unwanted() && block.residency == Residency::kDevice &&
+      block.level < kSensorLevel && MayDrop(block, kSensorLevel) &&
+      block.copying != Copying::kSaving) {
+    DemoteNow(block, kSensorLevel, Reason::kDemoteSensor, block.holders.front());
+  }
+}
+
+void KvManager::UpdateFloor(Block& block) {
+  const Level before = block.floor;
+  Mutate(block, [&] {
+    block.floor = kLevelCount - 1;
+    for (const Sequence* holder : block.holders) {
+      block.floor = std::min(block.floor, holder->FloorOf(block.index));
+    }
+  });
+  if (block.floor > before) ReopenSearch(block);
+}
+
+void KvManager::Drop(Sequence& sequence, std::int32_t index) {
+  Block& block = *sequence.blocks[index];
+  PLIANT_CHECK(block.full && !sequence.dropped[index], "the block may not be dropped");
+  LogBlock(Reason::kDrop, block, kLevels[block.level], kLevels[kSensorLevel], 0, sequence.request);
+  Mutate(block, [&] { sequence.dropped[index] = true; });
+  UpdateFloor(block);
+  // What is computed from now on is not what the whole history gives.
+  sequence.chain_broken = true;
+  ++counters_.blocks_dropped;
+  DemoteIfUnwanted(block);
+}
+
+void KvManager::Forget(Sequence& sequence, std::int32_t index) {
+  Block& block = *sequence.blocks[index];
+  PLIANT_CHECK(block.full && !sequence.dropped[index], "the block may not be forgotten");
+  const PlaneCount from =
+      block.residency == Residency::kDevice ? kLevels[block.level] : PlaneCount{};
+  LogBlock(Reason::kForget, block, from, {}, block.holders.size() == 1 ? block.device_pages() : 0,
+           sequence.request);
+  RemoveHolder(block, sequence);
+  sequence.blocks[index] = nullptr;
+  sequence.views[index] = BlockView{};
+  sequence.chain_broken = true;
+  ++counters_.blocks_dropped;
+}
+
+void KvManager::Recall(Sequence& sequence, std::int32_t index) {
+  PLIANT_CHECK(sequence.dropped[index], "the block takes part already");
+  Block& block = *sequence.blocks[index];
+  Mutate(block, [&] { sequence.dropped[index] = false; });
+  UpdateFloor(block);
+  ++counters_.blocks_recalled;
+  LogBlock(Reason::kRecall, block, kLevels[block.level], kLevels[ceiling_], 0, sequence.request);
+  if (block.residency == Residency::kDevice && block.level > ceiling_ &&
+      block.copying == Copying::kNone && !block.copy_bad) {
+    StartBring(block, ceiling_, false);  // for want of pages: Load goes on
   }
 }
 

@@ -121,7 +121,10 @@ void KvManager::SaveEnded(CopyJob& job) {
   } else if (!done) {
     QueueSave(block, job.save_from);
   }
-  if (done) ReopenSearch(block);
+  if (done) {
+    ReopenSearch(block);
+    DemoteIfUnwanted(block);
+  }
 }
 
 /// Moves a block that only offloaded sequences hold to the store, now or when its copies have
@@ -148,7 +151,7 @@ void KvManager::Leave(Block& block) {
 int KvManager::SlotsToOffload(const Sequence& sequence) const {
   int slots = 0;
   for (const Block* block : sequence.blocks) {
-    if (block->residency == Residency::kStore || block->readers > 1) continue;
+    if (block == nullptr || block->residency == Residency::kStore || block->readers > 1) continue;
     slots += std::min<int>(block->saved_from, kLevels[ceiling_].k) +
              std::min<int>(block->saved_from, kLevels[ceiling_].v);
   }
@@ -162,6 +165,7 @@ void KvManager::Offload(Sequence& sequence) {
   active_[sequence.active_slot]->active_slot = sequence.active_slot;
   active_.pop_back();
   for (Block* block : sequence.blocks) {
+    if (block == nullptr) continue;
     block->leave_failed = false;
     if (--block->readers == 0) Leave(*block);
   }
@@ -170,6 +174,7 @@ void KvManager::Offload(Sequence& sequence) {
 KvManager::OffloadState KvManager::OffloadProgress(const Sequence& sequence) const {
   OffloadState state = OffloadState::kDone;
   for (const Block* block : sequence.blocks) {
+    if (block == nullptr) continue;
     if (block->leaving) return OffloadState::kPending;
     if (block->leave_failed) state = OffloadState::kFailed;
   }
@@ -182,6 +187,7 @@ void KvManager::Reactivate(Sequence& sequence) {
   sequence.active_slot = active_.size();
   active_.push_back(&sequence);
   for (Block* block : sequence.blocks) {
+    if (block == nullptr) continue;
     ++block->readers;
     block->leave_failed = false;
   }
@@ -295,18 +301,27 @@ void KvManager::BringEnded(CopyJob& job) {
   ReopenSearch(block);
 }
 
+/// The level that a block is brought to for a sequence that needs it at `floor` or better.
+Level KvManager::LevelToLoad(const Block& block, Level floor) const {
+  if (floor >= kSensorLevel) return kSensorLevel;
+  if (block.level >= kSensorLevel) return ceiling_;  // it was dropped, and comes back as it was
+  return block.residency == Residency::kStore ? std::min(block.level, floor) : floor;
+}
+
 KvManager::LoadState KvManager::Load(Sequence& sequence) {
   if (sequence.Ready()) return LoadState::kReady;
   bool pending = false, short_of_pages = false;
   for (Block* block : sequence.blocks) {
+    if (block == nullptr) continue;
     const bool stored = block->residency == Residency::kStore;
-    if (!stored && block->level <= sequence.floor) continue;
+    const Level floor = sequence.FloorOf(block->index);
+    if (!stored && block->level <= floor) continue;
     if (block->copy_bad || block->bring_failures >= kMaxCopyFailures) return LoadState::kLost;
     if (block->copying != Copying::kNone || block->leaving) {
       pending = true;
       continue;
     }
-    const Level level = stored ? std::min(block->level, sequence.floor) : sequence.floor;
+    const Level level = LevelToLoad(*block, floor);
     if (short_of_pages || !StartBring(*block, level, false)) {
       short_of_pages = true;
     } else {
@@ -320,17 +335,26 @@ int KvManager::PagesToReady(std::span<Block* const> blocks, Level floor) const {
   int pages = 0;
   for (const Block* block : blocks) {
     if (block->residency == Residency::kStore) {
-      pages += PagesOf(std::min(block->level, floor));
+      pages += PagesOf(LevelToLoad(*block, floor));
     } else if (block->level > floor) {
-      pages += PagesOf(floor) - PagesOf(block->level);
+      pages += PagesOf(LevelToLoad(*block, floor)) - PagesOf(block->level);
     }
+  }
+  return pages;
+}
+
+int KvManager::PagesToReady(const Sequence& s) const {
+  if (s.Ready()) return 0;
+  int pages = 0;
+  for (Block* const& block : s.blocks) {
+    if (block != nullptr) pages += PagesToReady(std::span(&block, 1), s.FloorOf(block->index));
   }
   return pages;
 }
 
 bool KvManager::MayRestore(const Block& block, Level level) const {
   if (block.residency != Residency::kDevice || block.level <= level ||
-      block.copying != Copying::kNone)
+      block.copying != Copying::kNone || block.Unwanted())
     return false;
   if (block.copy_bad || block.bring_failures >= kMaxCopyFailures || !copies_.HasRoom())
     return false;

@@ -35,7 +35,7 @@ Status CheckOptions(const KvOptions& o) {
 
 Result<std::unique_ptr<ExactStore>> MakeStore(Backend& backend, const KvOptions& options,
                                               std::size_t page_bytes) {
-  if (options.policy == KvPolicy::kFull) return std::unique_ptr<ExactStore>();
+  if (!KeepsExactCopies(options.policy)) return std::unique_ptr<ExactStore>();
   HostMemory memory(nullptr, nullptr);
   if (options.store.kind == StoreSpec::Kind::kRam && options.store.bytes >= page_bytes) {
     Result<HostMemory> best = backend.AllocateHost(options.store.bytes);
@@ -166,6 +166,9 @@ Sequence* KvManager::Open(RequestId request, Level floor, std::string salt) {
   sequence->salt = std::move(salt);
   sequence->mark = ceiling_;
   sequence->demote_from.fill(sink_blocks_);
+  if (bends_ && floor > ceiling_) {
+    sequence->save_from = static_cast<std::uint8_t>(FirstAbsentPlane(floor));
+  }
   sequence->active_slot = active_.size();
   active_.push_back(sequence);
   return sequence;
@@ -175,9 +178,10 @@ void KvManager::Release(Sequence* sequence) {
   Sequence& s = *sequence;
   // Deepest block first, so that of a cached prefix the end goes before the start.
   while (!s.blocks.empty()) {
-    RemoveHolder(*s.blocks.back(), s);
+    if (s.blocks.back() != nullptr) RemoveHolder(*s.blocks.back(), s);
     s.blocks.pop_back();
     s.views.pop_back();
+    s.dropped.pop_back();
   }
   if (s.active) {
     active_[s.active_slot] = active_.back();
@@ -225,8 +229,7 @@ void KvManager::Attach(Sequence& sequence, const PrefixMatch& match) {
     AddHolder(*block, sequence);
     // A draft may have passed over it because it was pinned for this sequence.
     if (block->draft_pin != 0 && bends_) ReopenSearch(*block);
-    if (bends_ && block->residency == Residency::kDevice)
-      QueueSave(*block, FirstAbsentPlane(sequence.floor));
+    if (block->residency == Residency::kDevice) QueueSave(*block, sequence.save_from);
   }
   const Block& last = *match.blocks.back();
   sequence.computed = match.tokens();
@@ -255,7 +258,15 @@ void KvManager::Advance(Sequence& sequence, std::int64_t rows, std::span<const s
     PLIANT_CHECK(IsLegal(BlockEvent::kAppend, FactsOf(block, true)), "illegal transition: append");
     block.full = true;
     Publish(sequence, block, tokens.subspan(i * kBlockTokens, kBlockTokens));
-    if (bends_ && sequence.floor > ceiling_) QueueSave(block, FirstAbsentPlane(sequence.floor));
+    QueueSave(block, sequence.save_from);
+  }
+}
+
+void KvManager::KeepCopies(Sequence& sequence) {
+  PLIANT_CHECK(store_ != nullptr, "exact copies need a store");
+  sequence.save_from = 0;
+  for (Block* block : sequence.blocks) {
+    if (block != nullptr && block->full) QueueSave(*block, 0);
   }
 }
 

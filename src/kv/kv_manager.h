@@ -38,6 +38,7 @@ struct KvStats {
   std::int64_t copies_failed = 0, checksum_failures = 0;
   std::int64_t store_bytes_total = 0, store_bytes_used = 0;
   std::int64_t cache_evictions = 0;
+  std::int64_t blocks_dropped = 0, blocks_recalled = 0;  // out of a request's attention, and back
 };
 
 /// Blocks of the prefix cache that a new sequence can start with.
@@ -84,6 +85,7 @@ class KvManager {
     return bends_;
   }  // the policy lets blocks change precision, and there is a store
   bool can_offload() const { return can_offload_; }
+  bool has_store() const { return store_ != nullptr; }
   /// Level of a request's floor; kLevelCount for bits that are no state. Never lower than the
   /// server's floor, nor above the ceiling.
   Level FloorLevel(int min_bits) const;
@@ -104,9 +106,7 @@ class KvManager {
   void Attach(Sequence& sequence, const PrefixMatch& match);
   /// Pages that must come to the device before a sequence holding these blocks is Ready.
   int PagesToReady(std::span<Block* const> blocks, Level floor) const;
-  int PagesToReady(const Sequence& s) const {
-    return s.Ready() ? 0 : PagesToReady(s.blocks, s.floor);
-  }
+  int PagesToReady(const Sequence& s) const;
 
   int PagesToExtend(const Sequence& sequence, std::int64_t rows) const {
     const std::int64_t blocks = (sequence.computed + rows + kBlockTokens - 1) / kBlockTokens;
@@ -142,6 +142,17 @@ class KvManager {
     return static_cast<std::int64_t>(pool_.fenced()) + pages_leaving_ + pages_abandoned_;
   }
 
+  // ---- what takes part in attention (kv/history.h decides)
+  /// From now on every full block of the sequence gets a whole exact copy.
+  void KeepCopies(Sequence& sequence);
+  /// A full block takes no part in the sequence's attention from now on, whatever copies are under
+  /// way. Its pages but plane 0 of K go as soon as its exact copy is whole, unless others use it.
+  void Drop(Sequence& sequence, std::int32_t index);
+  /// The sequence lets go of a full block for good.
+  void Forget(Sequence& sequence, std::int32_t index);
+  /// A dropped block takes part again, exactly as it was. Load must follow.
+  void Recall(Sequence& sequence, std::int32_t index);
+
   // ---- steps and copies
   // ---------------------------------------------------------------------------------------------------
   /// Takes the results of copies, starts queued write-aheads.
@@ -158,7 +169,7 @@ class KvManager {
   bool StartRestore(Block& block, Level level);
   std::int64_t lowered_blocks() const {
     return lowered_blocks_;
-  }  // held blocks on the device below the ceiling
+  }  // held blocks on the device below the ceiling that take part in attention
 
   /// Keeps so many pages out of use from now on (memory lent to someone else); 0 gives them back.
   /// They are taken as they become free; the scheduler makes room for what is still lacking by
@@ -207,6 +218,12 @@ class KvManager {
   void Count(const Block& block, int sign);
   void AddHolder(Block& block, Sequence& sequence);
   void RemoveHolder(Block& block, Sequence& sequence);
+  void UpdateFloor(Block& block);  // from its holders
+  void DemoteIfUnwanted(Block& block);
+  bool IsLowered(const Block& block) const {
+    return block.residency == Residency::kDevice && block.level > ceiling_ &&
+           !block.holders.empty() && !block.Unwanted();
+  }
   void NoReaderLeft(Block& block);
   void BecomeIdle(Block& block);
   IdleList IdleListFor(const Block& block) const;
@@ -224,6 +241,7 @@ class KvManager {
   void Leave(Block& block);
   void QueueSave(Block& block, int from);
   void StartQueuedSaves();
+  Level LevelToLoad(const Block& block, Level floor) const;
   bool MakeSlots(int count);
   void SaveEnded(CopyJob& job);
   void BringEnded(CopyJob& job);

@@ -5,12 +5,12 @@
 namespace pliant {
 
 Result<KvPolicy> ParseKvPolicy(std::string_view word) {
-  for (KvPolicy policy :
-       {KvPolicy::kFull, KvPolicy::kOffload, KvPolicy::kElastic, KvPolicy::kPliant}) {
+  for (KvPolicy policy : {KvPolicy::kFull, KvPolicy::kOffload, KvPolicy::kElastic,
+                          KvPolicy::kPliant, KvPolicy::kBudget, KvPolicy::kGrowPage}) {
     if (word == KvPolicyName(policy)) return policy;
   }
   return InvalidArgument("unknown cache policy '" + std::string(word) +
-                         "': expected full, offload, elastic or pliant");
+                         "': expected full, offload, elastic, pliant, budget or growpage");
 }
 
 std::string_view KvPolicyName(KvPolicy policy) {
@@ -23,6 +23,10 @@ std::string_view KvPolicyName(KvPolicy policy) {
       return "elastic";
     case KvPolicy::kPliant:
       return "pliant";
+    case KvPolicy::kBudget:
+      return "budget";
+    case KvPolicy::kGrowPage:
+      return "growpage";
   }
   return "?";
 }

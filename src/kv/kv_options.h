@@ -14,14 +14,20 @@ namespace pliant {
 
 /// Which rungs of the pressure ladder a server may use (docs/scheduler.md).
 enum class KvPolicy {
-  kFull,     ///< 16 bits only: rungs 1, 2 (whole cached blocks), 6 and 8 (preempt and recompute).
-  kOffload,  ///< As kFull, and rung 7: whole requests go to the exact store and resume without
-             ///< recomputing.
-  kElastic,  ///< As kOffload, and rungs 2 (planes), 3 and 5: blocks give up planes.
-  kPliant,   ///< All rungs (rung 4 is reserved for GrowPage).
+  kFull,      ///< 16 bits only: rungs 1, 2 (whole cached blocks), 6 and 8 (preempt and recompute).
+  kOffload,   ///< As kFull, and rung 7: whole requests go to the exact store and resume without
+              ///< recomputing.
+  kElastic,   ///< As kOffload, and rungs 2 (planes), 3 and 5: blocks give up planes.
+  kPliant,    ///< All rungs; rung 4 for requests with a capacity.
+  kBudget,    ///< As kFull, and requests have a fixed capacity; what they drop is gone.
+  kGrowPage,  ///< As kFull, and requests have a capacity that grows; what they drop is gone.
 };
 Result<KvPolicy> ParseKvPolicy(std::string_view word);
 std::string_view KvPolicyName(KvPolicy policy);
+constexpr bool KeepsExactCopies(KvPolicy policy) {
+  return policy == KvPolicy::kOffload || policy == KvPolicy::kElastic ||
+         policy == KvPolicy::kPliant;
+}
 
 /// Where exact copies live. "none", "ram:4GiB" or "file:PATH:16GiB".
 struct StoreSpec {

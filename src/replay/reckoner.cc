@@ -4,6 +4,8 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
 
 #include "replay/line_reader.h"
 
@@ -28,6 +30,11 @@ struct Slot {
   std::size_t prompt = 0;       // tokens of the prompt
   std::int64_t cached = 0;      // tokens in the cache
   std::vector<BlockView> blocks;
+  std::optional<History> history;  // with a capacity
+  bool watched = false, watched_now = false;
+  std::int32_t first_block = 0;
+  int returns_of_token = 0;
+  std::int64_t peak_pages = 0, whole_peak_pages = 0;
 };
 
 class ReckonerRun {
@@ -104,6 +111,9 @@ class ReckonerRun {
     slot.prompt = slot.tokens.size();
     slot.cached = 0;
     slot.busy = true;
+    if (options_.capacity > 0)
+      slot.history.emplace(options_.history, options_.capacity, options_.grows);
+    slot.peak_pages = slot.whole_peak_pages = 0;
     ++ScoreOf(slot).problems;
     return Status::Ok();
   }
@@ -129,23 +139,91 @@ class ReckonerRun {
     PLIANT_RETURN_IF_ERROR(
         model_.Forward(backend_, {batch_tokens_, positions_, slices_, blocks_, logit_rows_}));
     const std::span<const float> logits = backend_.LogitRows();
+    const std::span<const float> weights = backend_.BlockWeights();
     const auto vocabulary = static_cast<std::size_t>(model_.config().vocab_size);
     for (std::size_t i = 0; i < sampling_.size(); ++i) {
       const std::span<const float> row = logits.subspan(i * vocabulary, vocabulary);
+      if (!Review(*sampling_[i], weights)) continue;
       Take(*sampling_[i],
            static_cast<TokenId>(std::max_element(row.begin(), row.end()) - row.begin()));
     }
     return Status::Ok();
   }
 
+  /// Drops what is over the capacity. Returns whether the sequence is watched in its next step.
+  bool MindCapacity(Slot& slot, std::int64_t rows, std::int64_t blocks) {
+    if (!slot.history || rows != 1 || slot.cached < static_cast<std::int64_t>(slot.prompt))
+      return false;
+    History& history = *slot.history;
+    ScoreOf(slot).growths += history.Extend(static_cast<std::int32_t>(blocks));
+    while (history.OverCapacity()) {
+      const std::int32_t victim = history.Victim([](std::int32_t) { return true; });
+      if (victim < 0) break;
+      history.Drop(victim);
+      ++ScoreOf(slot).drops;
+    }
+    return true;
+  }
+
+  void CountPages(Slot& slot, std::int64_t blocks) {
+    if (slot.cached < static_cast<std::int64_t>(slot.prompt)) return;
+    const std::int64_t whole = blocks * 2 * kPlanes;
+    std::int64_t held = whole;
+    if (slot.history) {
+      held = slot.history->taking_part() * 2 * kPlanes;
+      if (options_.history.returns) held += slot.history->blocks() - slot.history->taking_part();
+    }
+    ReckonerScore& score = ScoreOf(slot);
+    score.held_pages += held;
+    score.whole_pages += whole;
+    slot.peak_pages = std::max(slot.peak_pages, held);
+    slot.whole_peak_pages = std::max(slot.whole_peak_pages, whole);
+  }
+
+  /// Whether the step's token counts. If a dropped block is wanted too much it returns, and the
+  /// token is computed again.
+  bool Review(Slot& slot, std::span<const float> weights) {
+    slot.watched_now = std::exchange(slot.watched, false);
+    if (!slot.watched_now) return true;
+    const auto own = weights.subspan(static_cast<std::size_t>(slot.first_block),
+                                     static_cast<std::size_t>(slot.history->blocks()));
+    slot.history->Note(own);
+    if (!options_.history.returns) return true;
+    bool returned = false;
+    while (slot.returns_of_token < options_.history.most_returns) {
+      const std::int32_t wanted = slot.history->Wanted(own);
+      if (wanted < 0) break;
+      slot.history->Return(wanted);
+      ++slot.returns_of_token;
+      ++ScoreOf(slot).returns;
+      returned = true;
+    }
+    if (!returned || !options_.redo) {
+      slot.returns_of_token = 0;
+      return true;
+    }
+    --slot.cached;
+    ++ScoreOf(slot).redone;
+    return false;
+  }
+
   void AddRows(Slot& slot, std::int64_t rows) {
     const CacheState& state = options_.states[slot.state];
     const std::int64_t blocks = (slot.cached + rows + kBlockTokens - 1) / kBlockTokens;
+    slot.watched = MindCapacity(slot, rows, blocks);
+    slot.first_block = static_cast<std::int32_t>(blocks_.size());
+    CountPages(slot, blocks);
     slices_.push_back({static_cast<std::int32_t>(batch_tokens_.size()),
                        static_cast<std::int32_t>(rows), static_cast<std::int32_t>(slot.cached),
-                       static_cast<std::int32_t>(blocks_.size()),
-                       static_cast<std::int32_t>(blocks)});
+                       static_cast<std::int32_t>(blocks_.size()), static_cast<std::int32_t>(blocks),
+                       slot.watched});
     for (std::int64_t b = 0; b < blocks; ++b) {
+      if (slot.watched && !slot.history->TakesPart(static_cast<std::int32_t>(b))) {
+        BlockView dropped{};
+        if (options_.history.returns) dropped.k[0] = slot.blocks[static_cast<std::size_t>(b)].k[0];
+        blocks_.push_back(dropped);
+        continue;
+      }
       const BlockView& whole = slot.blocks[static_cast<std::size_t>(b)];
       blocks_.push_back(Degraded(state, options_.protection, b, slot.cached) ? ViewAt(whole, state)
                                                                              : whole);
@@ -176,6 +254,8 @@ class ReckonerRun {
     const bool right = ended && at != std::string::npos &&
                        Strip(text.substr(at + marker.size())) == problem.answer;
     score.right += right ? 1 : 0;
+    score.peak_pages += slot.peak_pages;
+    score.whole_peak_pages += slot.whole_peak_pages;
     score.unfinished += ended ? 0 : 1;
     if (!right) score.wrong.push_back(problem.id);
     slot.busy = false;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "kv/history.h"
 #include "model/model.h"
 #include "replay/cache_state.h"
 #include "text/tokenizer.h"
@@ -27,6 +28,10 @@ std::vector<ReckonerProblem> LimitPerLevel(std::vector<ReckonerProblem> problems
 struct ReckonerOptions {
   std::vector<CacheState> states;
   Protection protection{.sink = 0, .recent_base = 16, .recent_deep = 16};
+  int capacity = 0;  // blocks of each problem's history that take part in decode; 0: all
+  bool grows = false;
+  HistoryOptions history;
+  bool redo = true;
   int slots = 32;                  // sequences decoded together
   std::int64_t max_tokens = 4096;  // prompt and answer; longer ones count as wrong
   int max_rows = 512;              // as given to Model::Load; at least slots
@@ -38,7 +43,12 @@ struct ReckonerScore {
   CacheState state;
   std::string level;
   int problems = 0, right = 0, unfinished = 0;
-  std::int64_t tokens = 0;         // generated
+  std::int64_t tokens = 0;  // generated
+  // Of decode steps, in pages: held, those of the whole cache; most of one problem, against its
+  // whole cache's most.
+  std::int64_t held_pages = 0, whole_pages = 0;
+  std::int64_t peak_pages = 0, whole_peak_pages = 0;  // summed over problems
+  std::int64_t drops = 0, returns = 0, redone = 0, growths = 0;
   std::vector<std::string> wrong;  // ids
 };
 

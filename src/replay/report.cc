@@ -280,12 +280,23 @@ Json ContextJson(const std::vector<CacheState>& states, const std::vector<NamedT
 
 std::string ReckonerTable(const std::vector<ReckonerScore>& scores) {
   std::string out =
-      Format("%-8s%-10s%16s%14s%16s\n", "state", "level", "right", "unfinished", "mean tokens");
+      Format("%-8s%-10s%16s%14s%16s%12s%12s%12s%12s%12s\n", "state", "level", "right", "unfinished",
+             "mean tokens", "mean bytes", "peak bytes", "drops", "returns", "redone");
   for (const ReckonerScore& score : scores) {
-    out += Format("%-8s%-10s%16s%14d%16.1f\n", CacheStateName(score.state).c_str(),
-                  score.level.substr(0, 9).c_str(),
-                  Format("%d of %d", score.right, score.problems).c_str(), score.unfinished,
-                  score.problems > 0 ? static_cast<double>(score.tokens) / score.problems : 0.0);
+    const auto share = [](std::int64_t part, std::int64_t whole) {
+      return Format("%.1f %%", whole > 0
+                                   ? 100.0 * static_cast<double>(part) / static_cast<double>(whole)
+                                   : 100.0);
+    };
+    const double each = score.problems > 0 ? 1.0 / score.problems : 0.0;
+    out += Format(
+        "%-8s%-10s%16s%14d%16.1f%12s%12s%12.1f%12.1f%12.1f\n", CacheStateName(score.state).c_str(),
+        score.level.substr(0, 9).c_str(), Format("%d of %d", score.right, score.problems).c_str(),
+        score.unfinished, each * static_cast<double>(score.tokens),
+        share(score.held_pages, score.whole_pages).c_str(),
+        share(score.peak_pages, score.whole_peak_pages).c_str(),
+        each * static_cast<double>(score.drops), each * static_cast<double>(score.returns),
+        each * static_cast<double>(score.redone));
   }
   return out;
 }
@@ -299,6 +310,13 @@ Json ReckonerJson(const std::vector<ReckonerScore>& scores) {
                    {"right", score.right},
                    {"unfinished", score.unfinished},
                    {"tokens", score.tokens},
+                   {"held_pages", score.held_pages},
+                   {"whole_pages", score.whole_pages},
+                   {"peak_pages", score.peak_pages},
+                   {"whole_peak_pages", score.whole_peak_pages},
+                   {"drops", score.drops},
+                   {"returns", score.returns},
+                   {"redone", score.redone},
                    {"wrong", score.wrong}});
   }
   return out;

@@ -24,6 +24,7 @@ StepPlan Scheduler::Impl::Plan() {
   kv.Poll();
   MoveLoads();
   MoveOffloads();
+  MindCapacities();
   if (kv.options().always_demote) controller.DemoteAll();
   StepPlan plan = std::move(spare);
   plan.Clear();
@@ -326,6 +327,7 @@ bool Scheduler::Impl::AdmitWaiting(Request& head, bool alone) {
 
   Unlist(head);
   head.sequence = kv.Open(head.id, head.floor, head.salt);
+  StartHistory(head);
   kv.Attach(*head.sequence, match);
   Log(match.blocks.empty() ? Reason::kAdmit : Reason::kAdmitCached, head,
       -static_cast<int>(pages_for(match.tokens() + chunk)));
@@ -384,7 +386,8 @@ bool Scheduler::Impl::BreakDeadlock() {
 
 void Scheduler::Impl::Build(StepPlan& plan) {
   if (grants.empty()) {
-    plan.idle_ = requests.empty();
+    // Copies of requests that are gone still hold pages: somebody must look when they have ended.
+    plan.idle_ = requests.empty() && !kv.CopiesUnderWay();
     plan.wait_ = kv.CopiesUnderWay() ? kPollCopies : kPollElse;
     return;
   }
@@ -396,7 +399,8 @@ void Scheduler::Impl::Build(StepPlan& plan) {
     const auto blocks = (computed + grant.rows + kBlockTokens - 1) / kBlockTokens;
     const bool samples = grant.rows == r.remaining();
     plan.slices_.push_back({static_cast<std::int32_t>(plan.tokens_.size()), grant.rows, computed,
-                            static_cast<std::int32_t>(plan.blocks_.size()), blocks});
+                            static_cast<std::int32_t>(plan.blocks_.size()), blocks,
+                            IsWatched(r, grant.rows)});
     plan.tokens_.insert(plan.tokens_.end(), r.tokens.begin() + computed,
                         r.tokens.begin() + computed + grant.rows);
     for (std::int32_t i = 0; i < grant.rows; ++i) plan.positions_.push_back(computed + i);

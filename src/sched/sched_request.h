@@ -7,6 +7,7 @@
 
 #include "base/ids.h"
 #include "base/status.h"
+#include "kv/history.h"
 
 namespace pliant {
 
@@ -17,9 +18,11 @@ struct SchedRequest {
   int priority = 0;                  // higher first
   int min_bits = 0;                  // 16, 12, 8 or 4; 0: the server's floor
   std::string cache_salt;            // prefix blocks are shared only between equal salts
+  Capacity capacity;                 // of its history; the server's default where it says nothing
 };
 
-/// One per logit row of the plan, in the same order.
+/// One per logit row of the plan, in the same order. Ignored where Review says that the token must
+/// be computed again.
 struct SampledToken {
   RequestId request;
   std::int32_t token = 0;
@@ -43,6 +46,11 @@ struct RequestKvFacts {
   std::int64_t tokens_below_16_bits = 0;  // sampled while part of the context stood below 16 bits
   int lowest_k_bits = 16, lowest_v_bits = 16;
   std::int64_t preemptions = 0, offloads = 0, demotions = 0, restores = 0;
+  // With a capacity: blocks dropped and recalled, tokens computed again, growths; and of its decode
+  // steps, summed, the pages it held and those of its whole history.
+  std::int64_t dropped = 0, recalled = 0, recomputed = 0, growths = 0;
+  std::int64_t held_pages = 0, whole_pages = 0;
+  std::int32_t capacity_blocks = 0, taking_part = 0;  // now; 0 without a capacity
 };
 
 }  // namespace pliant

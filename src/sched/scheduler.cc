@@ -64,12 +64,13 @@ Status Scheduler::Add(SchedRequest spec) {
                            std::to_string(spec.max_new_tokens) + " new ones are over the " +
                            std::to_string(most) + " tokens that the KV memory can hold"));
   }
+  auto request = std::make_unique<Request>();
+  if (Status status = s.SetCapacity(*request, spec.capacity); !status.ok()) return reject(status);
   if (s.requests.contains(spec.id)) return reject(InvalidArgument("request id in use"));
   if (s.queue.size() >= static_cast<std::size_t>(s.options.max_waiting)) {
     return reject(ResourceExhausted("the queue is full: " + std::to_string(s.queue.size()) +
                                     " requests wait"));
   }
-  auto request = std::make_unique<Request>();
   request->id = spec.id;
   request->arrival = ++s.arrivals;
   request->priority = spec.priority;
@@ -113,6 +114,11 @@ void Scheduler::Settle(StepPlan plan, std::span<const SampledToken> sampled) {
     Request* r = s.Find(entry.request);
     if (r == nullptr || r->flight_step != plan.step_) continue;  // cancelled meanwhile
     r->flight_step = 0;
+    if (!r->wanted.empty()) {
+      s.BringBack(*r);
+      continue;
+    }
+    if (r->history && entry.rows == 1) s.CountPages(*r);
     kv_.Advance(*r->sequence, entry.rows, r->tokens, r->flight_context);
     s.NoteContext(*r, r->flight_context, token != nullptr);
     if (token == nullptr) continue;
@@ -140,7 +146,9 @@ void Scheduler::Abandon(StepPlan plan) {
   s.settled = plan.step_;
   for (const StepPlan::Entry& entry : plan.entries_) {
     Request* r = s.Find(entry.request);
-    if (r != nullptr && r->flight_step == plan.step_) r->flight_step = 0;
+    if (r == nullptr || r->flight_step != plan.step_) continue;
+    r->flight_step = 0;
+    r->wanted.clear();
   }
   plan.Clear();
   s.spare = std::move(plan);
@@ -153,6 +161,10 @@ bool Scheduler::HasWork() const { return !impl_->requests.empty(); }
 std::optional<RequestKvFacts> Scheduler::Facts(RequestId id) const {
   if (const Request* r = impl_->Find(id)) {
     RequestKvFacts facts = r->facts;
+    if (r->history) {
+      facts.capacity_blocks = r->history->capacity();
+      facts.taking_part = r->history->taking_part();
+    }
     if (r->sequence != nullptr) {
       facts.demotions += r->sequence->demotions;
       facts.restores += r->sequence->restores;
@@ -192,6 +204,12 @@ SchedStats Scheduler::Stats() const {
     ++(r->state == Request::State::kOffloaded ? stats.offloaded : stats.waiting);
   }
   stats.steps = static_cast<std::int64_t>(impl_->settled);
+  for (const auto& [id, r] : impl_->requests) {
+    if (!r->history) continue;
+    ++stats.with_capacity;
+    stats.blocks_taking_part += r->history->taking_part();
+    stats.blocks_dropped += r->history->blocks() - r->history->taking_part();
+  }
   return stats;
 }
 
@@ -264,6 +282,7 @@ void Scheduler::Impl::DropSequence(Request& r) {
   if (r.sequence == nullptr) return;
   r.facts.demotions += r.sequence->demotions;
   r.facts.restores += r.sequence->restores;
+  r.wanted.clear();
   kv.Release(std::exchange(r.sequence, nullptr));
   ++frees;
 }

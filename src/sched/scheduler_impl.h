@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "kv/controller.h"
+#include "kv/history.h"
 #include "sched/scheduler.h"
 
 namespace pliant {
@@ -35,6 +37,14 @@ struct Request {
   std::int32_t hits = 0;  // offloaded or preempted so often
   bool was_admitted = false;
   bool short_of_pages = false;  // its load waits for pages
+
+  // With a capacity: what takes part, and what the step in flight wanted back.
+  std::optional<History> history;
+  bool returns = false;  // dropped blocks keep plane 0 of K and come back
+  std::vector<std::int32_t> wanted;
+  std::int32_t returns_of_token = 0;
+  std::int32_t capacity_blocks = 0;  // to begin with
+  bool grows = false;
 
   // The step in flight.
   std::uint64_t flight_step = 0;  // 0: none
@@ -89,6 +99,15 @@ struct Scheduler::Impl {
   void PlanRestores();
   bool BreakDeadlock();
   void Build(StepPlan& plan);
+  // capacity.cc
+  Status SetCapacity(Request& r, Capacity capacity) const;
+  void StartHistory(Request& r);  // it begins anew
+  void MindCapacities();
+  void ExtendHistory(Request& r);
+  void DropOver(Request& r);  // what its capacity does not hold, as far as it may go now
+  bool IsWatched(Request& r, std::int32_t rows);
+  void CountPages(Request& r);
+  void BringBack(Request& r);  // what the settled step wanted
   std::int64_t Headroom(const Request& r) const;
 
   // scheduler.cc
@@ -132,6 +151,7 @@ struct Scheduler::Impl {
   RequestId held_id;
   std::uint64_t held_until = 0, held_frees = 0, frees = 0;
 
+  std::vector<std::uint8_t> again;  // what Review returned
   std::vector<SchedEvent> events;
   std::vector<std::pair<RequestId, RequestKvFacts>> ended;  // since the last Plan
   SchedStats stats;

@@ -29,7 +29,7 @@ class StepPlan {
 
   /// Nothing to run now. Not settled. Then: idle() or wait() says what to do next.
   bool empty() const { return entries_.empty(); }
-  /// With empty(): no request waits or runs; sleep until the next Add.
+  /// With empty(): no request waits or runs, no copy is under way; sleep until the next Add.
   bool idle() const { return empty() && idle_; }
   /// With empty() and not idle(): copies or fenced pages are pending; plan again after this long,
   /// or after a new Add or Cancel.

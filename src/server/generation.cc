@@ -212,6 +212,11 @@ Usage Generation::TotalUsage() const {
     total.preemptions += one.preemptions;
     total.demotions += one.demotions;
     total.restores += one.restores;
+    total.dropped += one.dropped;
+    total.recalled += one.recalled;
+    total.recomputed += one.recomputed;
+    total.held_pages += one.held_pages;
+    total.whole_pages += one.whole_pages;
   }
   return total;
 }

@@ -96,9 +96,19 @@ void AddEngine(const EngineStats& s, Snapshot* out) {
   out->Counter("tokens_below_16_bits_total",
                "Tokens produced while part of their context stood below 16 bits",
                number(s.tokens_below_16_bits));
-  MetricFamily& decisions = out->Add("decisions_total",
-                                     "Decisions of scheduler and controller by reason",
-                                     MetricType::Counter);
+  out->Gauge("kv_capacity_requests", "Requests whose history has a capacity",
+             number(s.with_capacity));
+  out->Gauge("kv_capacity_blocks_taking_part", "Their blocks that take part in attention",
+             number(s.blocks_taking_part));
+  out->Gauge("kv_capacity_blocks_dropped", "Their blocks that do not", number(s.blocks_dropped));
+  out->Counter("kv_drops_total", "Blocks that left a request's attention", number(s.drops));
+  out->Counter("kv_recalls_total", "Dropped blocks that came back", number(s.recalls));
+  out->Counter("kv_recomputed_tokens_total", "Tokens computed again because a block was wanted",
+               number(s.recomputed_tokens));
+  out->Counter("kv_capacity_growths_total", "Blocks by which capacities grew",
+               number(s.capacity_growths));
+  MetricFamily& decisions = out->Add(
+      "decisions_total", "Decisions of scheduler and controller by reason", MetricType::Counter);
   for (int i = 0; i < static_cast<int>(Reason::kCount); ++i) {
     ClientMetric metric;
     metric.label = {{"reason", std::string(ReasonName(static_cast<Reason>(i)))}};

@@ -112,6 +112,21 @@ void ReadStop(FieldReader* fields, const Tokenizer& tokenizer, StopParams* out) 
   out->min_tokens = fields->Int("min_tokens", 0, kMaxTokensField).value_or(0);
 }
 
+void ReadCapacity(FieldReader* fields, Capacity* out) {
+  const Json* value = fields->Find("capacity");
+  if (value == nullptr) return;
+  if (value->is_string()) {
+    const Result<Capacity> parsed = ParseCapacity(value->get_ref<const std::string&>());
+    if (parsed.ok()) {
+      *out = *parsed;
+    } else {
+      fields->Fail("capacity", "must be \"full\", \"grow\" or a number of tokens");
+    }
+  } else if (const auto tokens = fields->Int("capacity", 1, kMaxTokensField)) {
+    *out = {Capacity::Kind::kFixed, *tokens};
+  }
+}
+
 void ReadKv(FieldReader* fields, GenerateRequest* out) {
   if (const Json* kv = fields->Find("kv")) {
     if (!kv->is_object()) {
@@ -125,6 +140,7 @@ void ReadKv(FieldReader* fields, GenerateRequest* out) {
       }
       out->kv.min_bits = static_cast<int>(*bits);
     }
+    ReadCapacity(&inner, &out->kv.capacity);
     if (inner.failed()) fields->Fail(*inner.error());
   }
   out->kv.cache_salt = fields->String("cache_salt", kMaxSaltBytes).value_or("");

@@ -24,6 +24,7 @@ struct Setting {
   int ceiling = 16, floor = 8;
   int delay = 0, fail_out = 0, fail_in = 0;
   bool ahead = false, constant_hash = false, always = false, reference = false;
+  bool capacities = false;  // half of the requests have one
 };
 
 constexpr Setting kSettings[] = {
@@ -101,7 +102,51 @@ constexpr Setting kSettings[] = {
      .store_blocks = 200,
      .floor = 4,
      .constant_hash = true},
+    {.name = "budget",
+     .policy = KvPolicy::kBudget,
+     .pool_blocks = 30,
+     .store_blocks = 0,
+     .capacities = true},
+    {.name = "returns",
+     .policy = KvPolicy::kPliant,
+     .pool_blocks = 30,
+     .store_blocks = 300,
+     .floor = 4,
+     .capacities = true},
+    {.name = "returns_late",
+     .policy = KvPolicy::kPliant,
+     .pool_blocks = 30,
+     .store_blocks = 300,
+     .floor = 4,
+     .delay = 3,
+     .ahead = true,
+     .capacities = true},
+    {.name = "returns_failing",
+     .policy = KvPolicy::kPliant,
+     .pool_blocks = 30,
+     .store_blocks = 300,
+     .floor = 4,
+     .delay = 1,
+     .fail_out = 5,
+     .fail_in = 3,
+     .ahead = true,
+     .capacities = true},
+    {.name = "returns_small_store",
+     .policy = KvPolicy::kPliant,
+     .pool_blocks = 30,
+     .store_blocks = 12,
+     .floor = 4,
+     .capacities = true},
 #if !defined(__SANITIZE_THREAD__)  // it has one thread, and takes long
+    {.name = "returns_reference",
+     .policy = KvPolicy::kPliant,
+     .pool_blocks = 30,
+     .store_blocks = 300,
+     .floor = 4,
+     .delay = 1,
+     .fail_in = 7,
+     .reference = true,
+     .capacities = true},
     {.name = "reference",
      .policy = KvPolicy::kPliant,
      .pool_blocks = 24,
@@ -159,6 +204,9 @@ TEST_P(RandomTest, NothingIsLost) {
     o.constant_hash = setting.constant_hash;
     o.sched.max_running = 10;
     o.sched.max_batch_tokens = 48;
+    o.sched.history.start_blocks = 5;
+    o.sched.history.recent_blocks = static_cast<std::int32_t>(upto(3));
+    o.sched.history.returns = setting.policy != KvPolicy::kBudget;
     Driver d(o);
     std::uint64_t next = 1;
     for (int turn = 0; turn < 500; ++turn) {
@@ -174,6 +222,10 @@ TEST_P(RandomTest, NothingIsLost) {
                         .priority = static_cast<int>(upto(3) / 2)};
         if (upto(4) == 0) ask.stop_after = 1 + upto(ask.max_new);
         if (upto(5) == 0) ask.salt = "s";
+        if (setting.capacities && upto(2) == 0) {
+          ask.capacity = upto(3) == 0 ? Capacity{Capacity::Kind::kGrow, 0}
+                                      : Capacity{Capacity::Kind::kFixed, 1 + upto(200)};
+        }
         const Status status = d.Add(next, ask);
         ASSERT_TRUE(status.ok() || status.code() == StatusCode::kTooLarge) << status.ToString();
         ++next;
@@ -197,8 +249,11 @@ TEST_P(RandomTest, NothingIsLost) {
       if (!c.error.ok()) {
         EXPECT_EQ(c.error.code(), StatusCode::kOutOfMemory);
       }
-      if (c.floor == d.kv().ceiling()) {
+      if (c.floor == d.kv().ceiling() && !c.capacity) {
         EXPECT_TRUE(d.Exact(id)) << "exact request " << id;
+      }
+      if (!c.capacity && c.facts) {
+        EXPECT_EQ(c.facts->dropped, 0) << "nobody asked for it";
       }
       if (c.facts && !c.cancelled) {
         EXPECT_EQ(c.facts->tokens_below_16_bits, c.sampled_below) << id;
@@ -238,6 +293,13 @@ TEST_P(RandomTest, NothingIsLost) {
   }
   if (bends) {
     EXPECT_GT(count(Reason::kRestore), 20u) << line;
+  }
+  if (setting.capacities) {
+    const bool returns = setting.policy != KvPolicy::kBudget;
+    EXPECT_GT(count(returns ? Reason::kDrop : Reason::kForget), setting.reference ? 5u : 50u)
+        << line;
+    EXPECT_EQ(count(returns ? Reason::kForget : Reason::kDrop), 0u) << line;
+    EXPECT_EQ(count(Reason::kRecall) > 0, returns) << line;
   }
   if (setting.policy == KvPolicy::kOffload) {
     EXPECT_GT(count(Reason::kOffload), 10u) << line;

@@ -38,6 +38,9 @@ class ManualEngine final : public Engine {
     event.usage.lowest_k_bits = which == 0 ? 16 : 8;
     event.usage.lowest_v_bits = which == 0 ? 16 : 4;
     event.usage.tokens_below_16_bits = static_cast<std::int64_t>(which);
+    event.usage.dropped = 1;
+    event.usage.held_pages = 2;
+    event.usage.whole_pages = 8;
     sinks[which](RequestId(which + 1), std::move(event));
   }
 
@@ -130,7 +133,8 @@ TEST_F(GenerationTest, UsageAddsUp) {
   const Json usage = Json::parse(progress.response->body)["usage"];
   EXPECT_EQ(usage, Json::parse(R"({"prompt_tokens":6,"completion_tokens":20,"total_tokens":26,
     "prompt_tokens_details":{"cached_tokens":4},"kv":{"tokens_below_16_bits":6,"lowest_k_bits":8,
-    "lowest_v_bits":4,"preemptions":0,"demotions":0,"restores":0}})"));
+    "lowest_v_bits":4,"preemptions":0,"demotions":0,"restores":0,"dropped":4,"recalled":0,
+    "recomputed":0,"held_share":0.25}})"));
 }
 
 TEST_F(GenerationTest, LeavingCancelsWhatIsOpenAndNothingElse) {

@@ -62,7 +62,7 @@ TEST(ParseRequest, TakesEveryField) {
         "n":2,"stop":["a","b"],"stop_token_ids":[258],"presence_penalty":1,"frequency_penalty":-1,
         "repetition_penalty":1.1,"logit_bias":{"5":-100,"257":1.5},"logprobs":true,"top_logprobs":3,"stream":true,
         "stream_options":{"include_usage":true},"ignore_eos":true,"min_tokens":2,"user":"u",
-        "response_format":{"type":"text"},"kv":{"min_bits":8},"cache_salt":"s","priority":7,
+        "response_format":{"type":"text"},"kv":{"min_bits":8,"capacity":512},"cache_salt":"s","priority":7,
         "add_generation_prompt":false,"chat_template_kwargs":{"enable_thinking":false},
         "skip_special_tokens":false,"unknown_field":{"a":1},"tool_choice":"auto",
         "tools":[{"type":"function","function":{"name":"f"}}])"),
@@ -88,6 +88,7 @@ TEST(ParseRequest, TakesEveryField) {
   EXPECT_TRUE(out.base.stop.ignore_eos);
   EXPECT_EQ(out.base.stop.min_tokens, 2);
   EXPECT_EQ(out.base.kv.min_bits, 8);
+  EXPECT_EQ(out.base.kv.capacity, (Capacity{Capacity::Kind::kFixed, 512}));
   EXPECT_EQ(out.base.kv.cache_salt, "s");
   EXPECT_EQ(out.base.priority, 7);
   EXPECT_TRUE(out.base.special_in_text);
@@ -188,6 +189,11 @@ TEST(ParseRequest, NamesTheFieldAtFault) {  // known faults D1, D2
       {R"("response_format":{"type":"json_schema","json_schema":{}})", "response_format"},
       {R"("kv":{"min_bits":5})", "kv.min_bits"},
       {R"("kv":{"min_bits":"8"})", "kv.min_bits"},
+      {R"("kv":{"capacity":"some"})", "kv.capacity"},
+      {R"("kv":{"capacity":0})", "kv.capacity"},
+      {R"("kv":{"capacity":-5})", "kv.capacity"},
+      {R"("kv":{"capacity":1.5})", "kv.capacity"},
+      {R"("kv":{"capacity":[]})", "kv.capacity"},
       {R"("kv":8)", "kv"},
       {R"("cache_salt":5)", "cache_salt"},
       {R"("priority":1001)", "priority"},

@@ -58,6 +58,8 @@ class BackendDecorator : public Backend {
   }
   Status EndStep() override { return inner_.EndStep(); }
   std::span<const float> LogitRows() const override { return inner_.LogitRows(); }
+  bool WatchesBlocks(int heads) const override { return inner_.WatchesBlocks(heads); }
+  std::span<const float> BlockWeights() const override { return inner_.BlockWeights(); }
   CopyTicket CopyOut(std::span<const PageCopy> copies) override { return inner_.CopyOut(copies); }
   CopyTicket CopyIn(std::span<const PageCopy> copies) override { return inner_.CopyIn(copies); }
   CopyState Poll(CopyTicket ticket) override { return inner_.Poll(ticket); }

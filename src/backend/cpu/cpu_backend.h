@@ -45,6 +45,8 @@ class CpuBackend final : public Backend {
   Status EndStep() override;
   std::span<const float> LogitRows() const override;
 
+  bool WatchesBlocks(int heads) const override { return kv_->WatchesBlocks(heads); }
+  std::span<const float> BlockWeights() const override { return kv_->BlockWeights(); }
   CopyTicket CopyOut(std::span<const PageCopy> copies) override { return kv_->CopyOut(copies); }
   CopyTicket CopyIn(std::span<const PageCopy> copies) override { return kv_->CopyIn(copies); }
   CopyState Poll(CopyTicket ticket) override { return kv_->Poll(ticket); }

@@ -13,6 +13,7 @@
 #include "backend/cpu/kv_arena.h"
 #include "backend/cpu/kv_attention.h"
 #include "backend/cpu/kv_plan.h"
+#include "backend/cpu/kv_watch.h"
 #include "backend/cpu/kv_write.h"
 #include "backend/cpu/page_copier.h"
 #include "backend/step_check.h"
@@ -64,6 +65,12 @@ class CpuKvImpl final : public CpuKv {
   Status BeginStep(const StepBatch& batch) override;
   void QkvToCache(const KvQkvParams& params, const RopeTable& rope, KvRows qkv) override;
   void Attention(int layer, int heads, float softmax_scale, KvRows query, KvRows out) override;
+  bool WatchesBlocks(int heads) const override {
+    return attention_ != nullptr && heads / geometry_.kv_heads <= attention_->narrow_columns;
+  }
+  std::span<const float> BlockWeights() const override {
+    return watched_.any() ? watched_.Gather() : std::span<const float>();
+  }
 
   CopyTicket CopyOut(std::span<const PageCopy> copies) override {
     return Copy(PageCopier::Direction::kOut, copies);
@@ -110,6 +117,7 @@ class CpuKvImpl final : public CpuKv {
   ChannelStatistics statistics_;  // empty while off
 
   StepBatch batch_;
+  mutable WatchedBlocks watched_;
   std::vector<std::int32_t> row_sequence_;  // slice of each row of the step
   std::vector<float> rope_inv_freq_;        // what cosine_ and sine_ were made from
   bool rope_ready_ = false;
@@ -179,6 +187,7 @@ Status CpuKvImpl::BeginStep(const StepBatch& batch) {
     const SequenceSlice& slice = batch.sequences[s];
     std::fill_n(row_sequence_.begin() + slice.first_row, slice.rows, static_cast<std::int32_t>(s));
   }
+  watched_.Start(batch_, geometry_.kv_heads);
   rope_ready_ = false;
   plan_heads_ = 0;
   return {};
@@ -301,7 +310,7 @@ void CpuKvImpl::QkvToCache(const KvQkvParams& params, const RopeTable& rope, KvR
 
 void CpuKvImpl::PrepareAttention(int heads) {
   if (plan_heads_ == heads) return;
-  plan_ = PlanAttention(batch_, geometry_, heads, *attention_, pool_->threads());
+  plan_ = PlanAttention(batch_, watched_, geometry_, heads, *attention_, pool_->threads());
   if (plan_.partial_floats > partials_capacity_) {
     partials_capacity_ = plan_.partial_floats + plan_.partial_floats / 2;
     partials_ = AllocateAligned(partials_capacity_ * sizeof(float));
@@ -310,7 +319,7 @@ void CpuKvImpl::PrepareAttention(int heads) {
     splits_left_ = std::vector<std::atomic<int>>(plan_.joins.size() * 2);
   }
   for (std::size_t j = 0; j < plan_.joins.size(); ++j) {
-    splits_left_[j].store(plan_.joins[j].splits, std::memory_order_relaxed);
+    splits_left_[j].store(plan_.joins[j].items, std::memory_order_relaxed);
   }
   plan_heads_ = heads;
 }
@@ -325,7 +334,11 @@ void CpuKvImpl::RunItem(const AttentionItem& item, int layer, float softmax_scal
   head.rows_offset = geometry_.RowOffset(layer, item.kv_head, 0);
   head.scales_offset = geometry_.ScaleOffset(layer, item.kv_head, 0);
   head.head_dim = dim;
-  head.blocks = batch_.blocks.data() + slice.first_block;
+  const WatchedTable* table = watched_.TableOf(item.sequence);
+  head.keys_only = item.keys_only;
+  head.blocks = table == nullptr ? batch_.blocks.data() + slice.first_block
+                                 : watched_.Views(item.keys_only ? table->first_watched
+                                                                 : table->first_taking_part);
 
   const int plan_group = plan_heads_ / geometry_.kv_heads;
   const std::int64_t column = (std::int64_t{item.kv_head} * plan_group + item.first_head) * dim;
@@ -336,7 +349,9 @@ void CpuKvImpl::RunItem(const AttentionItem& item, int layer, float softmax_scal
   tile.out_stride = out.stride;
   tile.rows = item.rows;
   tile.group = item.group;
-  tile.first_position = slice.context + item.first_row;
+  tile.first_position = item.keys_only     ? table->watched * kBlockTokens - 1
+                        : table != nullptr ? table->tokens - 1
+                                           : slice.context + item.first_row;
   tile.softmax_scale = softmax_scale;
 
   std::byte* scratch = scratch_[worker].get();
@@ -359,12 +374,22 @@ void CpuKvImpl::RunItem(const AttentionItem& item, int layer, float softmax_scal
   const AttentionJoin& join = plan_.joins[item.join];
   float* partials = reinterpret_cast<float*>(partials_.get()) + join.partials;
   const std::size_t stride = tile.Columns() * PartialFloats(dim);
-  attend(item.split, partials + item.split * stride);
+  float* tops = nullptr;  // [items][columns][kSplitBlocks]
+  if (table != nullptr) {
+    tops = reinterpret_cast<float*>(partials_.get()) + join.tops;
+    tile.tops = tops + static_cast<std::size_t>(item.split + (item.keys_only ? join.splits : 0)) *
+                           tile.Columns() * kSplitBlocks;
+  }
+  attend(item.split, item.keys_only ? nullptr : partials + item.split * stride);
   // Whoever ends last sees what the others wrote, and merges in the order of the context.
   if (splits_left_[item.join].fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-  splits_left_[item.join].store(join.splits, std::memory_order_relaxed);  // for the next layer
+  splits_left_[item.join].store(join.items, std::memory_order_relaxed);  // for the next layer
   for (int split = 1; split < join.splits; ++split) {
     partial_.merge(dim, tile.Columns(), partials + split * stride, partials);
+  }
+  if (table != nullptr) {
+    watched_.Fold(*table, item.kv_head, dim, tile.Columns(), attention_->total_unit, tops,
+                  partials);
   }
   partial_.finish(dim, tile, partials);
 }

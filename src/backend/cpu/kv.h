@@ -68,6 +68,10 @@ class CpuKv {
   virtual void Attention(int layer, int heads, float softmax_scale, KvRows query, KvRows out) = 0;
 
   /// As in Backend.
+  virtual bool WatchesBlocks(int heads) const = 0;
+  virtual std::span<const float> BlockWeights() const = 0;
+
+  /// As in Backend.
   virtual CopyTicket CopyOut(std::span<const PageCopy> copies) = 0;
   virtual CopyTicket CopyIn(std::span<const PageCopy> copies) = 0;
   virtual CopyState Poll(CopyTicket ticket) = 0;

@@ -30,6 +30,7 @@
 namespace pliant {
 
 inline constexpr int kSplitTokens = 1024;
+inline constexpr int kSplitBlocks = kSplitTokens / kBlockTokens;
 inline constexpr int kMaxKvHeadDim = 256;
 
 /// One KV head of one sequence in one layer.
@@ -40,6 +41,8 @@ struct AttentionHead {
   std::size_t scales_offset = 0;  // the same
   int head_dim = 0;
   const BlockView* blocks = nullptr;  // of the sequence
+  /// Blocks need no V: the kernel only makes `tops`, and no partial results.
+  bool keys_only = false;
 
   const std::uint8_t* Rows(PageId page) const {
     return reinterpret_cast<const std::uint8_t*>(pages + page.value() * page_bytes + rows_offset);
@@ -62,6 +65,9 @@ struct QueryTile {
   int group = 0;
   int first_position = 0;
   float softmax_scale = 0;
+  /// [columns][kSplitBlocks], or null: largest logit (in units of log2) of each block of the split.
+  /// Only for one row, and up to narrow_columns columns.
+  float* tops = nullptr;
 
   int Columns() const { return rows * group; }
   int LastPosition() const { return first_position + rows - 1; }
@@ -79,6 +85,9 @@ struct AttentionKernel {
   int max_columns;
   /// Sequences of up to this many columns are worth spreading over threads one split at a time.
   int narrow_columns;
+  /// What the sum of weights of a partial result counts in: a token's share is exp2(logit -
+  /// maximum) * total_unit / sum.
+  float total_unit;
   /// Bytes that `attend` needs, aligned to 64.
   std::size_t (*scratch_bytes)(int head_dim);
   bool (*supports)(int head_dim);

@@ -200,13 +200,22 @@ void Accumulate(int dim, int tokens, float keep, const float* HWY_RESTRICT weigh
   }
 }
 
-/// One column over one decoded block of which it sees the first `visible` tokens.
-void AttendColumn(int dim, int column, int visible, Scratch& s) {
+/// Largest logit of one column over one decoded block of which it sees the first `visible` tokens.
+float TopOfColumn(int dim, int column, int visible, const Scratch& s) {
+  alignas(64) float logits[kBlockTokens];
+  Dots(dim, s.query + column * dim, s.key, logits);
+  return *std::max_element(logits, logits + visible);
+}
+
+/// One column over one decoded block of which it sees the first `visible` tokens. Its largest logit
+/// goes to `top` if there is one.
+void AttendColumn(int dim, int column, int visible, Scratch& s, float* top) {
   const F32 d;
   const int lanes = static_cast<int>(hn::Lanes(d));
   alignas(64) float logits[kBlockTokens];
   Dots(dim, s.query + column * dim, s.key, logits);
   for (int t = visible; t < kBlockTokens; ++t) logits[t] = -std::numeric_limits<float>::infinity();
+  if (top != nullptr) *top = *std::max_element(logits, logits + visible);
   auto largest = hn::Set(d, s.maxima[column]);
   for (int t = 0; t < kBlockTokens; t += lanes) largest = hn::Max(largest, hn::Load(d, logits + t));
   const float maximum = hn::GetLane(hn::MaxOfLanes(d, largest));
@@ -246,17 +255,26 @@ void Attend(const AttentionHead& head, const QueryTile& tile, int first, int end
   LoadQueries(tile, dim, s);
   for (int at = first; at < end; at += kBlockTokens) {
     const BlockView& block = head.blocks[at / kBlockTokens];
-    if (!block.k[0].valid() || !block.v[0].valid()) continue;
+    if (!block.k[0].valid() || (!block.v[0].valid() && !head.keys_only)) continue;
     const int tokens = std::min(kBlockTokens, end - at);
+    float* tops = tile.tops == nullptr ? nullptr : tile.tops + (at - first) / kBlockTokens;
     DecodeBlock(head, block.k, tokens, s.key);
+    if (head.keys_only) {
+      for (int column = 0; column < tile.Columns(); ++column) {
+        tops[column * kSplitBlocks] = TopOfColumn(dim, column, tokens, s);
+      }
+      continue;
+    }
     DecodeBlock(head, block.v, tokens, s.value);
     for (int column = 0; column < tile.Columns(); ++column) {
       const int position = tile.first_position + column / tile.group;
       const int visible = std::min(tokens, position + 1 - at);
       if (visible <= 0) continue;
-      AttendColumn(dim, column, visible, s);
+      AttendColumn(dim, column, visible, s,
+                   tops == nullptr ? nullptr : tops + column * kSplitBlocks);
     }
   }
+  if (head.keys_only) return;
   for (int column = 0; column < tile.Columns(); ++column) {
     float* to = partials + column * PartialFloats(dim);
     const float* sums = s.sums + column * dim;
@@ -299,8 +317,8 @@ void Finish(int dim, const QueryTile& tile, const float* total) {
   }
 }
 
-constexpr AttentionKernel kAttention = {kMaxColumns, kNarrowColumns, ScratchBytes, Supports,
-                                        Attend};
+constexpr AttentionKernel kAttention = {kMaxColumns,  kNarrowColumns, /*total_unit=*/1,
+                                        ScratchBytes, Supports,       Attend};
 constexpr PartialKernel kPartial = {Merge, Finish};
 const AttentionKernel& Attention() { return kAttention; }
 const PartialKernel& Partial() { return kPartial; }

@@ -13,8 +13,11 @@ constexpr int kColumnVector = 16;  // columns that a kernel handles at once
 
 /// A column costs about one unit a token; decoding a token for a tile costs about as much as 8
 /// columns.
-std::int64_t Cost(const AttentionItem& item, const SequenceSlice& slice) {
-  const int last = slice.context + item.first_row + item.rows;
+std::int64_t Cost(const AttentionItem& item, const SequenceSlice& slice,
+                  const WatchedTable* watched) {
+  const int last = item.keys_only       ? watched->watched * kBlockTokens
+                   : watched != nullptr ? watched->tokens
+                                        : slice.context + item.first_row + item.rows;
   const int tokens =
       item.split < 0 ? last : std::min(kSplitTokens, last - item.split * kSplitTokens);
   return std::int64_t{tokens} * (8 + item.rows * item.group);
@@ -22,20 +25,25 @@ std::int64_t Cost(const AttentionItem& item, const SequenceSlice& slice) {
 
 /// Items of a sequence with few columns. KV heads run inside splits: their rows lie one behind the
 /// other in a page, so that what the hardware fetches past the end of one head is used by the next.
-void AddSplits(int sequence, const SequenceSlice& slice, const KvGeometry& geometry, int group,
-               AttentionPlan& plan) {
-  const int splits = SplitsOf(slice.context + slice.rows);
+void AddSplits(int sequence, const SequenceSlice& slice, const WatchedTable* watched,
+               const KvGeometry& geometry, int group, AttentionPlan& plan) {
+  const int splits = SplitsOf(watched != nullptr ? watched->tokens : slice.context + slice.rows);
+  const int items = splits + (watched != nullptr ? WatchedTable::SplitsFor(watched->watched) : 0);
   const int first_join = static_cast<int>(plan.joins.size());
+  const std::size_t columns = static_cast<std::size_t>(slice.rows) * group;
   for (int head = 0; head < geometry.kv_heads; ++head) {
-    plan.joins.push_back({splits, plan.partial_floats});
-    plan.partial_floats +=
-        static_cast<std::size_t>(splits) * slice.rows * group * PartialFloats(geometry.head_dim);
+    const std::size_t partials = plan.partial_floats;
+    plan.partial_floats += splits * columns * PartialFloats(geometry.head_dim);
+    plan.joins.push_back({splits, items, partials, plan.partial_floats});
+    if (watched != nullptr) plan.partial_floats += items * columns * kSplitBlocks;
   }
   AttentionItem item;
   item.sequence = sequence;
   item.rows = slice.rows;
   item.group = group;
-  for (item.split = 0; item.split < splits; ++item.split) {
+  for (int i = 0; i < items; ++i) {
+    item.keys_only = i >= splits;
+    item.split = item.keys_only ? i - splits : i;
     for (item.kv_head = 0; item.kv_head < geometry.kv_heads; ++item.kv_head) {
       item.join = first_join + item.kv_head;
       plan.items.push_back(item);
@@ -45,8 +53,9 @@ void AddSplits(int sequence, const SequenceSlice& slice, const KvGeometry& geome
 
 }  // namespace
 
-AttentionPlan PlanAttention(const StepBatch& batch, const KvGeometry& geometry, int heads,
-                            const AttentionKernel& kernel, int threads) {
+AttentionPlan PlanAttention(const StepBatch& batch, const WatchedBlocks& watched,
+                            const KvGeometry& geometry, int heads, const AttentionKernel& kernel,
+                            int threads) {
   const int group = heads / geometry.kv_heads;
   PLIANT_CHECK(group >= 1 && heads == group * geometry.kv_heads,
                "heads are a multiple of KV heads");
@@ -68,8 +77,9 @@ AttentionPlan PlanAttention(const StepBatch& batch, const KvGeometry& geometry, 
   for (std::size_t s = 0; s < batch.sequences.size(); ++s) {
     const SequenceSlice& slice = batch.sequences[s];
     const bool narrow = slice.rows * group <= kernel.narrow_columns;
+    PLIANT_CHECK(narrow || !slice.watched, "a watched sequence has too many query heads a KV head");
     if (narrow) {
-      AddSplits(static_cast<int>(s), slice, geometry, group, plan);
+      AddSplits(static_cast<int>(s), slice, watched.TableOf(s), geometry, group, plan);
       continue;
     }
     for (int head = 0; head < geometry.kv_heads; ++head) {
@@ -87,10 +97,11 @@ AttentionPlan PlanAttention(const StepBatch& batch, const KvGeometry& geometry, 
       }
     }
   }
-  std::stable_sort(
-      plan.items.begin(), plan.items.end(), [&](const AttentionItem& a, const AttentionItem& b) {
-        return Cost(a, batch.sequences[a.sequence]) > Cost(b, batch.sequences[b.sequence]);
-      });
+  std::stable_sort(plan.items.begin(), plan.items.end(),
+                   [&](const AttentionItem& a, const AttentionItem& b) {
+                     return Cost(a, batch.sequences[a.sequence], watched.TableOf(a.sequence)) >
+                            Cost(b, batch.sequences[b.sequence], watched.TableOf(b.sequence));
+                   });
   return plan;
 }
 

@@ -12,6 +12,7 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/kv_attention.h"
+#include "backend/cpu/kv_watch.h"
 
 namespace pliant {
 
@@ -22,14 +23,18 @@ struct AttentionItem {
   int rows = 0;
   int first_head = 0;  // of the tile, within the group
   int group = 0;
-  int split = -1;  // or -1: all of them
-  int join = -1;   // into AttentionPlan.joins, for split items
+  int split = -1;          // or -1: all of them
+  int join = -1;           // into AttentionPlan.joins, for split items
+  bool keys_only = false;  // a split of the blocks of a watched sequence that have K only
 };
 
 /// The split items of one (sequence, KV head).
 struct AttentionJoin {
   int splits = 0;
+  int items = 0;             // splits, and those of blocks that have K only
   std::size_t partials = 0;  // offset in floats of split 0's partial results; the others follow
+  std::size_t tops =
+      0;  // watched sequences: offset of [items][columns][kSplitBlocks] floats behind them
 };
 
 struct AttentionPlan {
@@ -38,8 +43,9 @@ struct AttentionPlan {
   std::size_t partial_floats = 0;
 };
 
-AttentionPlan PlanAttention(const StepBatch& batch, const KvGeometry& geometry, int heads,
-                            const AttentionKernel& kernel, int threads);
+AttentionPlan PlanAttention(const StepBatch& batch, const WatchedBlocks& watched,
+                            const KvGeometry& geometry, int heads, const AttentionKernel& kernel,
+                            int threads);
 
 constexpr int SplitsOf(int tokens) { return (tokens + kSplitTokens - 1) / kSplitTokens; }
 

@@ -133,6 +133,7 @@ class ReferenceBackend final : public Backend {
   Status BeginStep(const StepBatch& batch) override {
     PLIANT_RETURN_IF_ERROR(CheckStepBatch(batch, kv_.pages()));
     batch_ = batch;
+    block_weights_.assign(batch.blocks.size(), 0.0f);
     return {};
   }
 
@@ -173,10 +174,17 @@ class ReferenceBackend final : public Backend {
   }
 
   void Attention(int layer, int heads, float softmax_scale, TensorId qkv, TensorId out) override {
-    ForEachRow([&](std::int64_t r, std::span<const BlockView> blocks, int cache_position) {
-      kv_.AttendRow(layer, heads, softmax_scale, blocks, cache_position,
-                    {batch_.positions[r], TensorRow(qkv, r), TensorRow(out, r)});
-    });
+    for (const SequenceSlice& slice : batch_.sequences) {
+      const auto blocks = batch_.blocks.subspan(slice.first_block, slice.blocks);
+      const auto weights =
+          std::span(block_weights_)
+              .subspan(slice.first_block, slice.watched ? std::size_t(slice.blocks) : 0);
+      for (int i = 0; i < slice.rows; ++i) {
+        const std::int64_t r = slice.first_row + i;
+        kv_.AttendRow(layer, heads, softmax_scale, blocks, slice.context + i,
+                      {batch_.positions[r], TensorRow(qkv, r), TensorRow(out, r)}, weights);
+      }
+    }
   }
 
   void SiluMul(TensorId gate_up, TensorId out) override {
@@ -214,6 +222,8 @@ class ReferenceBackend final : public Backend {
     }
   }
 
+  bool WatchesBlocks(int) const override { return true; }
+  std::span<const float> BlockWeights() const override { return block_weights_; }
   Status EndStep() override { return {}; }
   std::span<const float> LogitRows() const override { return logits_; }
   bool SamplesTokens() const override { return true; }
@@ -275,6 +285,7 @@ class ReferenceBackend final : public Backend {
   std::vector<std::vector<float>> vectors_;
   std::vector<Tensor> tensors_;
   RefKv kv_;
+  std::vector<float> block_weights_;  // of batch_.blocks
   StepBatch batch_;
   std::vector<float> logits_;
   std::vector<std::int32_t> sampled_;

@@ -169,23 +169,27 @@ void RefKv::WriteRow(const QkvParams& params, std::span<const float> q_norm,
 }
 
 void RefKv::AttendRow(int layer, int heads, float softmax_scale, std::span<const BlockView> blocks,
-                      int cache_position, Row row) {
+                      int cache_position, Row row, std::span<float> weights) {
   const int dim = geometry_.head_dim;
   const int group = heads / geometry_.kv_heads;
   std::vector<float> key(dim), value(dim);
+  std::vector<double> tops(weights.size());  // largest logit of each block
   for (int head = 0; head < heads; ++head) {
     const std::span<const float> q = row.qkv.subspan(std::size_t(head) * dim, dim);
     std::vector<double> logits;
     std::vector<std::vector<float>> values;
+    std::fill(tops.begin(), tops.end(), -std::numeric_limits<double>::infinity());
     for (int t = 0; t <= cache_position; ++t) {
       const BlockView& block = blocks[t / kBlockTokens];
       // The channel factor of K is in q already.
-      if (!Load(layer, head / group, t % kBlockTokens, block.k, key) ||
-          !Load(layer, head / group, t % kBlockTokens, block.v, value)) {
-        continue;
-      }
+      if (!Load(layer, head / group, t % kBlockTokens, block.k, key)) continue;
       double dot = 0;
       for (int c = 0; c < dim; ++c) dot += double{q[c]} * key[c];
+      if (!tops.empty()) {
+        double& top = tops[t / kBlockTokens];
+        top = std::max(top, dot * softmax_scale);
+      }
+      if (!Load(layer, head / group, t % kBlockTokens, block.v, value)) continue;
       logits.push_back(dot * softmax_scale);
       values.push_back(value);
     }
@@ -200,6 +204,9 @@ void RefKv::AttendRow(int layer, int heads, float softmax_scale, std::span<const
     }
     for (int c = 0; c < dim; ++c) {
       row.out[std::size_t(head) * dim + c] = static_cast<float>(sum[c] / total);
+    }
+    for (std::size_t b = 0; b < weights.size(); ++b) {
+      weights[b] = std::max(weights[b], static_cast<float>(std::exp(tops[b] - largest) / total));
     }
   }
 }

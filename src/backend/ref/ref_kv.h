@@ -37,9 +37,10 @@ class RefKv {
   void WriteRow(const QkvParams& params, std::span<const float> q_norm,
                 std::span<const float> k_norm, const RopeTable& rope,
                 std::span<const BlockView> blocks, int cache_position, Row row);
-  /// Attention of one row over positions 0 .. cache_position of its sequence.
+  /// Attention of one row over positions 0 .. cache_position of its sequence. `weights` [blocks],
+  /// if not empty: raised to what Backend::BlockWeights says of this layer.
   void AttendRow(int layer, int heads, float softmax_scale, std::span<const BlockView> blocks,
-                 int cache_position, Row row);
+                 int cache_position, Row row, std::span<float> weights);
 
  private:
   std::span<const float> Channel(int layer, int head) const;
@@ -54,7 +55,7 @@ class RefKv {
   std::uint32_t pages_ = 0;
   std::vector<std::byte> arena_;
   std::vector<float> channel_, center_;  // KeyCode
-  ChannelStatistics statistics_;  // same shape; empty while off
+  ChannelStatistics statistics_;         // same shape; empty while off
 };
 
 }  // namespace pliant

@@ -50,6 +50,7 @@ Driver::Driver(DriverOptions options) : options_(std::move(options)) {
           : PrefixHash(DefaultPrefixHash));
   PLIANT_CHECK(made.ok(), made.status().ToString());
   kv_ = std::move(*made);
+  options_.sched.watches_blocks = true;
   scheduler_ = std::make_unique<Scheduler>(options_.sched, *kv_, clock_);
 }
 
@@ -61,7 +62,7 @@ Driver::~Driver() {
 
 Status Driver::Add(std::uint64_t id, const Ask& ask) {
   const Status status = scheduler_->Add(
-      {RequestId(id), ask.prompt, ask.max_new, ask.priority, ask.min_bits, ask.salt});
+      {RequestId(id), ask.prompt, ask.max_new, ask.priority, ask.min_bits, ask.salt, ask.capacity});
   if (!status.ok()) return status;
   Client c;
   c.prompt = ask.prompt;
@@ -69,6 +70,10 @@ Status Driver::Add(std::uint64_t id, const Ask& ask) {
   c.min_bits = ask.min_bits;
   c.floor = kv_->FloorLevel(ask.min_bits);
   c.stop_after = ask.stop_after;
+  const Capacity capacity = ask.capacity.kind == Capacity::Kind::kDefault
+                                ? options_.sched.history.default_capacity
+                                : ask.capacity;
+  c.capacity = capacity.kind != Capacity::Kind::kFull;
   std::uint64_t h = Mix(std::hash<std::string>()(ask.salt));
   for (std::int32_t t : ask.prompt) c.chain.push_back(h = Mix(h ^ static_cast<std::uint32_t>(t)));
   EXPECT_FALSE(clients_.contains(id));
@@ -105,14 +110,27 @@ Part Driver::PartOf(const StepBatch& batch, std::size_t index, const StepPlan::E
                                            static_cast<std::size_t>(slice.blocks)),
             .ceiling = ceiling,
             .worst = ceiling,
+            .worst_read = ceiling,
             .samples = entry.samples,
             .mark = ceiling};
   if (const auto facts = scheduler_->Facts(entry.request)) part.preemptions = facts->preemptions;
   for (std::size_t b = 0; b < part.blocks.size(); ++b) {
+    if (slice.watched && !part.blocks[b].v[0].valid()) {  // dropped, or forgotten
+      for (int p = 0; p < kPlanes; ++p) {
+        EXPECT_FALSE(part.blocks[b].v[p].valid());
+        EXPECT_TRUE(p == 0 || !part.blocks[b].k[p].valid()) << "more than plane 0 of K is watched";
+      }
+      EXPECT_LE(static_cast<std::int64_t>(b + 1) * kBlockTokens, slice.context)
+          << "a block being written was dropped";
+      part.worst = kSensorLevel;
+      part.states = Mix(part.states ^ kSensorLevel);
+      continue;
+    }
     const Level level = LevelOf(part.blocks[b]);
     EXPECT_GE(level, ceiling);
     EXPECT_LE(level, c.floor) << "a block stands below the request's floor";
     part.worst = std::max(part.worst, level);
+    part.worst_read = std::max(part.worst_read, level);
     part.states = Mix(part.states ^ level);
     // The sink is never demoted, not even in the prefix cache.
     if (static_cast<std::int64_t>(b) * kBlockTokens < kv_->options().sink_tokens) {
@@ -137,6 +155,22 @@ Part Driver::PartOf(const StepBatch& batch, std::size_t index, const StepPlan::E
   return part;
 }
 
+/// Made up, and the same for the same step: a few blocks are looked at.
+std::vector<float> Driver::BlockWeights(const StepPlan& plan, std::span<const Part> parts) const {
+  std::vector<float> weights(plan.batch().blocks.size(), 0.0f);
+  for (const Part& part : parts) {
+    if (!part.slice.watched) continue;
+    EXPECT_EQ(part.slice.rows, 1);
+    for (std::int32_t b = 0; b < part.slice.blocks; ++b) {
+      const std::uint64_t h = Mix(part.client->chain.back() ^ Mix(static_cast<std::uint64_t>(b)));
+      const bool wanted = static_cast<int>(h % 100) < options_.wanted_percent;
+      weights[static_cast<std::size_t>(part.slice.first_block + b)] =
+          wanted ? 1.0f : static_cast<float>(h % 1000) * 1e-4f;
+    }
+  }
+  return weights;
+}
+
 std::vector<SampledToken> Driver::Forward(const StepPlan& plan) {
   const StepBatch batch = plan.batch();
   EXPECT_EQ(batch.sequences.size(), plan.entries().size());
@@ -150,15 +184,24 @@ std::vector<SampledToken> Driver::Forward(const StepPlan& plan) {
     parts.push_back(PartOf(batch, i, plan.entries()[i], &written));
   }
   const std::vector<std::int32_t> tokens = machine_->Run(plan, parts, options_.check_bytes);
+  const std::span<const std::uint8_t> again = scheduler_->Review(plan, BlockWeights(plan, parts));
+  EXPECT_EQ(again.size(), tokens.size());
   std::vector<SampledToken> sampled;
   for (const Part& part : parts) {
     Client& c = clients_.at(part.id);
-    EXPECT_LE(part.mark, c.floor) << "an exact request reads content computed below its floor";
+    if (!c.capacity) {
+      EXPECT_LE(part.mark, c.floor) << "an exact request reads content computed below its floor";
+    }
     if (!part.samples) continue;
     EXPECT_EQ(part.slice.context + part.slice.rows, static_cast<std::int64_t>(c.chain.size()))
         << "sampled before the prompt's end";
     EXPECT_EQ(batch.logit_rows[sampled.size()], part.slice.first_row + part.slice.rows - 1);
-    if (part.worst > 0) ++c.sampled_below;
+    if (again[sampled.size()] != 0) {
+      EXPECT_TRUE(part.slice.watched);
+      sampled.push_back({RequestId(part.id), tokens.at(sampled.size())});
+      continue;
+    }
+    if (part.worst_read > 0) ++c.sampled_below;
     const std::int32_t token = tokens.at(sampled.size());
     const bool finished =
         c.stop_after > 0 && static_cast<std::int64_t>(c.output.size()) + 1 >= c.stop_after;
@@ -208,7 +251,7 @@ bool Driver::Step() {
   if (ran) {
     flight_.push_back(std::move(plan));
   } else {
-    EXPECT_EQ(plan.idle(), live() == 0);
+    EXPECT_EQ(plan.idle(), live() == 0 && !kv_->CopiesUnderWay());
     if (!plan.idle()) {
       EXPECT_GT(plan.wait(), 0);
     }

@@ -27,6 +27,7 @@ struct DriverOptions {
   std::int64_t store_pages = 0;  // when set: a RAM store of so many pages
   bool constant_hash = false;    // every prefix hash collides
   bool reference = false;        // a real model on the reference backend
+  int wanted_percent = 3;        // of blocks, that a row of a request with a capacity looks at
   bool ahead = false;  // plan step N + 1 before step N is settled; step N runs as late as possible
   Nanoseconds step_time = 1'000'000;
   bool check_bytes =
@@ -46,6 +47,7 @@ class Driver {
     int priority = 0;
     std::string salt;
     std::int64_t stop_after = 0;
+    Capacity capacity{};
   };
   Status Add(std::uint64_t id, const Ask& ask);
   void Cancel(std::uint64_t id);
@@ -73,6 +75,7 @@ class Driver {
 
  private:
   std::vector<SampledToken> Forward(const StepPlan& plan);
+  std::vector<float> BlockWeights(const StepPlan& plan, std::span<const Part> parts) const;
   void SettleOldest();
   void TakeEvents();
   Part PartOf(const StepBatch& batch, std::size_t index, const StepPlan::Entry& entry,

@@ -63,6 +63,7 @@ class FakeMachine final : public Machine {
 
   void CheckRow(Part& part, std::int64_t position) {
     const BlockView& view = part.blocks[static_cast<std::size_t>(position / kBlockTokens)];
+    if (!view.k[0].valid()) return;  // forgotten
     const std::size_t offset = Offset(position);
     const auto seen_mark = static_cast<Level>(fake_.Page(view.k[0])[offset + 8]);
     for (int is_v = 0; is_v < 2; ++is_v) {

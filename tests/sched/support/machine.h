@@ -25,6 +25,7 @@ struct Client {
   std::string salt;
   int min_bits = 0;
   Level floor = 0;
+  bool capacity = false;        // of its history is not all
   std::int64_t stop_after = 0;  // finish (as a stop string would) after so many tokens; 0: never
   bool done = false, cancelled = false;
   Status error;
@@ -39,7 +40,8 @@ struct Part {
   SequenceSlice slice;
   std::span<const BlockView> blocks;
   Level ceiling = 0;
-  Level worst = 0;           // of its blocks
+  Level worst = 0;           // of its blocks; the lowest of all where a block takes no part
+  Level worst_read = 0;      // of those that take part
   std::uint64_t states = 0;  // digest of the levels of its blocks
   bool samples = false;
   std::int64_t preemptions = 0;  // so far: after one the request's blocks are others

@@ -94,7 +94,7 @@ void Scenario::Finish() {
   ASSERT_TRUE(d.Run(100'000)) << d.live() << " requests never end";
   for (const auto& [name, id] : names_) {
     const Driver::Client& c = d.client(id);
-    if (c.floor == d.kv().ceiling()) {
+    if (c.floor == d.kv().ceiling() && !c.capacity) {
       EXPECT_TRUE(Exact(name)) << name << ": an exact request got other tokens";
     }
     if (!c.error.ok()) {
@@ -215,6 +215,16 @@ void Scenario::Settings(const Words& w) {
         kv.always_demote = n != 0;
       else if (key == "collide")
         options_.constant_hash = n != 0;
+      else if (key == "wanted")
+        options_.wanted_percent = small;
+      else if (key == "returns")
+        sched.history.returns = n != 0;
+      else if (key == "most_returns")
+        sched.history.most_returns = small;
+      else if (key == "start")
+        sched.history.start_blocks = small;
+      else if (key == "keep_last")
+        sched.history.recent_blocks = small;
       else if (key == "step_us")
         options_.step_time = n * 1000;
       else if (key == "delay")
@@ -239,7 +249,11 @@ void Scenario::Admit(const Words& w, bool refuse) {
     const std::string key = w[i].substr(0, eq), value = w[i].substr(eq + 1);
     if (key == "salt")
       ask.salt = value;
-    else if (key == "prompt")
+    else if (key == "capacity") {
+      auto capacity = ParseCapacity(value);
+      ASSERT_TRUE(capacity.ok()) << capacity.status().ToString();
+      ask.capacity = *capacity;
+    } else if (key == "prompt")
       prompt = Number(value);
     else if (key == "seed")
       seed = static_cast<std::uint64_t>(Number(value));
@@ -366,6 +380,11 @@ std::int64_t Scenario::Value(const Words& w, std::size_t* used) {
     if (w[0] == "offloads") return f.offloads;
     if (w[0] == "demotions") return f.demotions;
     if (w[0] == "restores") return f.restores;
+    if (w[0] == "dropped") return f.dropped;
+    if (w[0] == "recalled") return f.recalled;
+    if (w[0] == "recomputed") return f.recomputed;
+    if (w[0] == "growths") return f.growths;
+    if (w[0] == "taking") return f.taking_part;
   }
   ADD_FAILURE() << "nothing is called " << w[0] << " " << what;
   return 0;
