@@ -7,7 +7,8 @@
 namespace pliant {
 namespace {
 
-constexpr std::size_t kMaxTokens = 512;
+// All of the text for a model that reads bytes.
+constexpr std::size_t kMaxTokens = 2048;
 // A channel that the text's queries hardly use is still used by others.
 constexpr double kLeastUse = 1e-4;
 constexpr double kLeastScale = 1e-12;
