@@ -11,6 +11,7 @@
 #include "backend/cpu/kv.h"
 #include "backend/ref/ref_kv.h"
 #include "backend/support/kv_case.h"
+#include "support/rounds.h"
 
 namespace pliant {
 namespace {
@@ -120,8 +121,8 @@ TEST_P(WatchedBlocksLevel, LikeTheReferenceForEveryMixOfDroppedAndWatchedBlocks)
     WatchLab lab(GetParam(), shape, 1400);
     ASSERT_TRUE(lab.kv().WatchesBlocks(shape.heads));
     OwnedStep step;
-    // Contexts around the edges of blocks, steps and splits, the last one in three splits.
-    for (const int tokens : {1, 31, 33, 129, 700, 2200}) {
+    // Contexts around the edges of blocks, steps and splits, the last one in several splits.
+    for (const int tokens : {1, 31, 33, 129, 700, Rounds(2200, 1100)}) {
       std::vector<BlockView> blocks = lab.Sequence(tokens);
       for (std::size_t b = 0; b + 1 < blocks.size(); ++b) {
         switch (lab.random()() % 5) {

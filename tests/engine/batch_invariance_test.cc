@@ -7,6 +7,7 @@
 
 #include "backend/backend.h"
 #include "model/model.h"
+#include "support/rounds.h"
 
 namespace pliant {
 namespace {
@@ -89,23 +90,25 @@ TEST_P(BatchInvariance, PromptsTogetherEqualPromptsAlone) {
 TEST_P(BatchInvariance, DecodeTogetherEqualsDecodeAlone) {
   Harness harness(GetParam());
   std::vector<Harness::Entry> prompts, next;
-  for (int s = 0; s < 40; ++s) {
+  constexpr int kSequences = Rounds(40, 12);
+  for (int s = 0; s < kSequences; ++s) {
     const int length = 3 + s * 5;
     harness.Step({{s, Prompt(length, s), 0}});
     next.push_back({s, {65 + s}, length});
   }
   const auto together = harness.Step(next);
-  for (int s = 0; s < 40; ++s) EXPECT_EQ(harness.Step({next[s]})[0], together[s]) << s;
+  for (int s = 0; s < kSequences; ++s) EXPECT_EQ(harness.Step({next[s]})[0], together[s]) << s;
 }
 
 TEST_P(BatchInvariance, ChunkedPromptsEqualWholeOnes) {
   Harness harness(GetParam());
-  const std::vector<std::int32_t> prompt = Prompt(200, 3);
+  constexpr int kTokens = Rounds(200, 100);
+  const std::vector<std::int32_t> prompt = Prompt(kTokens, 3);
   const auto whole = harness.Step({{0, prompt, 0}})[0];
   for (const int chunk : {1, 7, 32, 48, 128}) {
     std::vector<std::vector<float>> rows;
-    for (int done = 0; done < 200; done += chunk) {
-      const int end = std::min(200, done + chunk);
+    for (int done = 0; done < kTokens; done += chunk) {
+      const int end = std::min(kTokens, done + chunk);
       rows = harness.Step({{1, {prompt.begin() + done, prompt.begin() + end}, done}});
     }
     EXPECT_EQ(rows[0], whole) << "chunks of " << chunk;

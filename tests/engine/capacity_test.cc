@@ -6,6 +6,7 @@
 #include <string>
 
 #include "engine/support/test_model.h"
+#include "support/rounds.h"
 
 namespace pliant {
 namespace {
@@ -19,7 +20,7 @@ TestEngineOptions PliantOptions() {
 }
 
 GenerateRequest WithCapacity(const TestModel& model, std::size_t problem, Capacity capacity,
-                             std::int64_t tokens = 160) {
+                             std::int64_t tokens = Rounds(160, 40)) {
   GenerateRequest request =
       TestModel::Greedy(model.Problem(SmallProblems().at(problem).first), tokens);
   request.kv.capacity = capacity;
@@ -101,7 +102,7 @@ TEST(EngineCapacity, ReportedWhileItLasts) {
   const Result<RequestId> id =
       model.engine->Submit(WithCapacity(model, 0, kSmall, 600), collector.Sink());
   ASSERT_TRUE(id.ok());
-  collector.WaitTokens(*id, 120);
+  collector.WaitTokens(*id, Rounds(120, 20));
   const Result<std::string> report = model.engine->KvReportJson();
   ASSERT_TRUE(report.ok());
   EXPECT_NE(report->find("\"capacity_blocks\":6"), std::string::npos) << *report;

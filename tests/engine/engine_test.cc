@@ -6,13 +6,18 @@
 #include <thread>
 
 #include "engine/support/test_model.h"
+#include "support/rounds.h"
 
 namespace pliant {
 namespace {
 
+constexpr std::size_t kProblems = Rounds(8, 4);  // of SmallProblems
+
 std::vector<GenerateRequest> ProblemRequests(const TestModel& model, std::int64_t max_tokens) {
   std::vector<GenerateRequest> requests;
-  for (const auto& [problem, answer] : SmallProblems()) requests.push_back(TestModel::Greedy(model.Problem(problem), max_tokens));
+  for (std::size_t i = 0; i < kProblems; ++i) {
+    requests.push_back(TestModel::Greedy(model.Problem(SmallProblems()[i].first), max_tokens));
+  }
   return requests;
 }
 
@@ -28,7 +33,7 @@ TestEngineOptions WithBatchTokens(int tokens) {
   return options;
 }
 
-/// A pool of 45 blocks: about two of the eight problems at full length.
+/// A pool of 45 blocks: about two of the problems at full length.
 TestEngineOptions TightPool(const TestModel& ample) {
   const EngineStats stats = ample.engine->Stats();
   TestEngineOptions options;
@@ -76,7 +81,7 @@ TEST(Engine, ChunkedPrefillAndPrefixCacheGiveTheSameTokens) {  // known faults B
   ASSERT_GT(base.size(), 100u);
   for (const std::size_t cut : {31u, 32u, 33u, 63u, 64u, 65u, 96u, 1u}) {
     std::vector<TokenId> prompt(base.begin(), base.begin() + cut);
-    const auto plain = [&](std::vector<TokenId> ids) { return TestModel::Greedy(std::move(ids), 24); };
+    const auto plain = [&](std::vector<TokenId> ids) { return TestModel::Greedy(std::move(ids), Rounds(24, 8)); };
     for (int again = 0; again < 2; ++again) {
       EXPECT_EQ(cached.Ask(plain(prompt)).tokens, fresh.Ask(plain(prompt)).tokens) << cut;
     }

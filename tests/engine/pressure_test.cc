@@ -8,6 +8,7 @@
 #include <string>
 
 #include "engine/support/step_lab.h"
+#include "support/rounds.h"
 
 namespace pliant {
 namespace {
@@ -114,9 +115,11 @@ TEST(RealPressure, TheLongOneFinishesAndVictimsTakeTurns) {
 
 using Tokens = std::map<std::uint64_t, std::vector<TokenId>>;
 
-/// 64 fixed prompts, half of them exact. `squeeze`: part of the pool comes and goes.
-Tokens SixtyFour(StepLab& lab, bool squeeze) {
-  for (std::uint64_t i = 1; i <= 64; ++i)
+constexpr int kPrompts = Rounds(64, 48);
+
+/// Fixed prompts, half of them exact. `squeeze`: part of the pool comes and goes.
+Tokens FixedPrompts(StepLab& lab, bool squeeze) {
+  for (std::uint64_t i = 1; i <= kPrompts; ++i)
     lab.Ask(i, StepLab::Prompt(70 + static_cast<std::int64_t>(i % 16) * 6, i), 48,
             i % 2 == 0 ? 16 : 0);
   for (int i = 0; i < 20'000 && lab.live() > 0; ++i) {
@@ -136,10 +139,10 @@ Tokens SixtyFour(StepLab& lab, bool squeeze) {
 // A4: a pool at 30 % of need, restores all the time, copies late, then steps late: every token of
 // an exact request is right.
 TEST(RealPressure, ExactTokensUnderConstantRestore) {
-  StepLabOptions ample = Options(KvPolicy::kFull, 64 * 8, 0);
+  StepLabOptions ample = Options(KvPolicy::kFull, kPrompts * 8, 0);
   ample.sched.max_running = 64;
   StepLab reference(ample);
-  const Tokens expected = SixtyFour(reference, false);
+  const Tokens expected = FixedPrompts(reference, false);
   struct Setting {
     const char* name;
     testing::Faults faults;
@@ -149,16 +152,16 @@ TEST(RealPressure, ExactTokensUnderConstantRestore) {
         Setting{"late steps", {.step_delay = 300'000}},
         Setting{"failing copies", {.fail_every_out = 4, .fail_every_in = 3}}}) {
     SCOPED_TRACE(setting.name);
-    StepLabOptions tight =
-        Options(KvPolicy::kPliant, 64 * 8 * 3 / 10 / 2, 64 * 8);  // 64 requests of 4 to 7 blocks
+    StepLabOptions tight = Options(KvPolicy::kPliant, kPrompts * 8 * 3 / 10 / 2,
+                                   kPrompts * 8);  // requests of 4 to 7 blocks
     tight.sched.max_running = 64;
     tight.kv.dwell_steps = 0;
     tight.kv.low_watermark = 0.01;
     tight.kv.high_watermark = 0.02;
     tight.faults = setting.faults;
     StepLab lab(tight);
-    const Tokens got = SixtyFour(lab, true);
-    for (std::uint64_t id = 2; id <= 64; id += 2) {
+    const Tokens got = FixedPrompts(lab, true);
+    for (std::uint64_t id = 2; id <= kPrompts; id += 2) {
       EXPECT_EQ(got.at(id), expected.at(id)) << id;
       EXPECT_EQ(lab.answer(id).usage.tokens_below_16_bits, 0) << id;
     }
@@ -199,7 +202,7 @@ std::int64_t StepsOfOne(StepLab& lab, std::uint64_t id) {
 // steps down, two up) in a dwell time. Then all blocks come back to 16 bits, and a request takes as
 // many steps as before.
 TEST(RealPressure, SwingingLoad) {
-  constexpr int kSteps = 10'000, kDwell = 64;
+  constexpr int kSteps = Rounds(10'000, 1'500), kDwell = 64;
   StepLabOptions options = Options(KvPolicy::kPliant, 64, 400);
   options.kv.dwell_steps = kDwell;
   options.kv.horizon_steps = 4;
@@ -270,7 +273,7 @@ std::int64_t AnonymousBytes() {
 TEST(RealPressure, HostMemoryLevelsOff) {
   for (const int store_blocks : {0, 40}) {
     SCOPED_TRACE(store_blocks);
-    const std::uint64_t prompts = store_blocks > 0 ? 5000 : 2000;
+    const std::uint64_t prompts = store_blocks > 0 ? Rounds(5000, 500) : Rounds(2000, 300);
     StepLab lab(Options(KvPolicy::kPliant, 48, store_blocks));
     std::int64_t early = 0;
     std::uint64_t next = 1;
@@ -281,7 +284,7 @@ TEST(RealPressure, HostMemoryLevelsOff) {
       }
       lab.Step();
       if (next >= 1000 && early == 0) early = AnonymousBytes();
-      if (next % 500 == 0) {
+      if (next % 100 == 0) {
         const KvStats kv = lab.kv().Stats();
         ASSERT_LE(kv.store_bytes_used, kv.store_bytes_total);
         ASSERT_LE(kv.blocks, 48 * 4 + store_blocks * 8);

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "sched/support/driver.h"
+#include "support/rounds.h"
 
 namespace pliant {
 namespace {
@@ -159,7 +160,7 @@ TEST(Pressure, AmpleMemoryChangesNothing) {
 // Memory that swings around the watermark: a block moves at most twice in each dwell time and
 // level, over 10,000 steps; and once the swinging stops, every block is whole again.
 TEST(Pressure, SwingingLoadDoesNotMakeBlocksSwing) {
-  constexpr int kSteps = 10'000, kDwell = 100;
+  constexpr int kSteps = Rounds(10'000, 2'000), kDwell = 100;
   DriverOptions o = Options(KvPolicy::kPliant, 64, 400);
   o.kv.dwell_steps = kDwell;
   o.kv.horizon_steps = 4;

@@ -4,6 +4,7 @@
 #include <random>
 
 #include "server/support/test_server.h"
+#include "support/rounds.h"
 
 namespace pliant {
 namespace {
@@ -126,6 +127,8 @@ TEST_P(Leaving, InTheMiddleOfTheRequest) {
 INSTANTIATE_TEST_SUITE_P(Ways, Leaving,
                          ::testing::Values(Way::kClose, Way::kReset, Way::kHalfClose));
 
+constexpr int kStreams = Rounds(1000, 200), kVisits = Rounds(10'000, 1'000);
+
 TEST(Disconnect, ThousandStreamsAbortedAtRandom) {  // known fault H1
   TestServer test;
   std::atomic<int> next{0};
@@ -133,7 +136,7 @@ TEST(Disconnect, ThousandStreamsAbortedAtRandom) {  // known fault H1
   for (int t = 0; t < 16; ++t) {
     threads.emplace_back([&, t] {
       std::mt19937 random(static_cast<unsigned>(t));
-      while (next.fetch_add(1) < 1000) {
+      while (next.fetch_add(1) < kStreams) {
         HttpClient client = test.Connect();
         if (random() % 2) {
           client.SendRequest("POST", "/v1/completions", kLongStream);
@@ -169,7 +172,7 @@ TEST(Disconnect, NoPermitIsLostOnAnyExit) {  // known fault J1
     threads.emplace_back([&, t] {
       std::mt19937 random(static_cast<unsigned>(100 + t));
       HttpClient kept = test.Connect();
-      while (next.fetch_add(1) < 10'000) {
+      while (next.fetch_add(1) < kVisits) {
         switch (random() % 8) {
           case 0:
             kept = test.Connect();
