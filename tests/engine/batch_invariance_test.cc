@@ -69,7 +69,14 @@ std::vector<std::int32_t> Prompt(int length, int seed) {
   return tokens;
 }
 
-class BatchInvariance : public testing::TestWithParam<const char*> {};
+class BatchInvariance : public testing::TestWithParam<const char*> {
+  void SetUp() override {
+    const std::string level = GetParam();
+    if (kThreadSanitized && (level == "plain" || level == "avx2")) {
+      GTEST_SKIP() << "takes minutes under ThreadSanitizer, on the same threads as the levels above";
+    }
+  }
+};
 
 TEST_P(BatchInvariance, PromptsTogetherEqualPromptsAlone) {
   Harness harness(GetParam());

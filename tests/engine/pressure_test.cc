@@ -13,6 +13,17 @@
 namespace pliant {
 namespace {
 
+/// Plan, run and settle on the test's own thread.
+class RealPressure : public ::testing::Test {
+  void SetUp() override {
+    if (kThreadSanitized) {
+      GTEST_SKIP()
+          << "takes ten minutes under ThreadSanitizer, and has no threads but the kernels' and "
+             "the copies', which Engine's tests run as well";
+    }
+  }
+};
+
 StepLabOptions Options(KvPolicy policy, int blocks, int store_blocks) {
   StepLabOptions o;
   o.kv.policy = policy;
@@ -37,7 +48,7 @@ void ExpectAtRest(StepLab& lab) {
 
 // A2: a pool for four sequences, twelve long decodes. Tokens come in every window, and nobody is
 // taken out more than once a second.
-TEST(RealPressure, NoLivelock) {
+TEST_F(RealPressure, NoLivelock) {
   for (const KvPolicy policy :
        {KvPolicy::kFull, KvPolicy::kOffload, KvPolicy::kElastic, KvPolicy::kPliant}) {
     SCOPED_TRACE(KvPolicyName(policy));
@@ -74,7 +85,7 @@ TEST(RealPressure, NoLivelock) {
 
 // A3: one long request and a steady stream of short ones. It finishes, and nobody is taken out
 // while another that takes part was taken out less often.
-TEST(RealPressure, TheLongOneFinishesAndVictimsTakeTurns) {
+TEST_F(RealPressure, TheLongOneFinishesAndVictimsTakeTurns) {
   for (const KvPolicy policy : {KvPolicy::kFull, KvPolicy::kOffload, KvPolicy::kElastic}) {
     SCOPED_TRACE(KvPolicyName(policy));
     StepLab lab(Options(policy, 16, policy == KvPolicy::kFull ? 0 : 100));
@@ -138,7 +149,7 @@ Tokens FixedPrompts(StepLab& lab, bool squeeze) {
 
 // A4: a pool at 30 % of need, restores all the time, copies late, then steps late: every token of
 // an exact request is right.
-TEST(RealPressure, ExactTokensUnderConstantRestore) {
+TEST_F(RealPressure, ExactTokensUnderConstantRestore) {
   StepLabOptions ample = Options(KvPolicy::kFull, kPrompts * 8, 0);
   ample.sched.max_running = 64;
   StepLab reference(ample);
@@ -173,7 +184,7 @@ TEST(RealPressure, ExactTokensUnderConstantRestore) {
 
 // With pressure off every policy gives the tokens of policy full; with pressure on, those of exact
 // requests (above).
-TEST(RealPressure, AmpleMemoryGivesTheSameTokensUnderEveryPolicy) {
+TEST_F(RealPressure, AmpleMemoryGivesTheSameTokensUnderEveryPolicy) {
   std::map<KvPolicy, Tokens> tokens;
   for (const KvPolicy policy :
        {KvPolicy::kFull, KvPolicy::kOffload, KvPolicy::kElastic, KvPolicy::kPliant}) {
@@ -201,7 +212,7 @@ std::int64_t StepsOfOne(StepLab& lab, std::uint64_t id) {
 // 10,000 steps of load that swings around the watermark: a block makes at most one round trip (five
 // steps down, two up) in a dwell time. Then all blocks come back to 16 bits, and a request takes as
 // many steps as before.
-TEST(RealPressure, SwingingLoad) {
+TEST_F(RealPressure, SwingingLoad) {
   constexpr int kSteps = Rounds(10'000, 1'500), kDwell = 64;
   StepLabOptions options = Options(KvPolicy::kPliant, 64, 400);
   options.kv.dwell_steps = kDwell;
@@ -270,7 +281,7 @@ std::int64_t AnonymousBytes() {
 
 // I1: 5,000 different prompts (2,000 without a store): what is kept for them levels off at the
 // stated budgets, with none and with a small store.
-TEST(RealPressure, HostMemoryLevelsOff) {
+TEST_F(RealPressure, HostMemoryLevelsOff) {
   for (const int store_blocks : {0, 40}) {
     SCOPED_TRACE(store_blocks);
     const std::uint64_t prompts = store_blocks > 0 ? Rounds(5000, 500) : Rounds(2000, 300);

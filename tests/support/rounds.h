@@ -10,6 +10,12 @@ inline constexpr bool kSanitized = true;
 inline constexpr bool kSanitized = false;
 #endif
 
+#if defined(__SANITIZE_THREAD__)
+inline constexpr bool kThreadSanitized = true;
+#else
+inline constexpr bool kThreadSanitized = false;
+#endif
+
 /// `sanitized` under a sanitizer, `usual` everywhere else.
 template <typename T>
 constexpr T Rounds(T usual, T sanitized) {
