@@ -78,7 +78,8 @@ struct StepBatch {
   /// One a logit row, or none: then all logits go to the host. Only for a backend that
   /// SamplesTokens().
   std::span<const RowSampling> sampling;
-  std::int32_t sampled_columns = 0;  // with `sampling`: token ids 0 .. this - 1 may be taken
+  std::int32_t sampled_columns = 0;      // with `sampling`: token ids 0 .. this - 1 may be taken
+  std::span<const LogitChange> changes;  // what rows' first_change and changes point into
 };
 
 /// RoPE angles: position * inv_freq[i] for the pair (i, i + head_dim / 2); scaling (Llama 3) is

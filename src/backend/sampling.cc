@@ -111,10 +111,28 @@ void RowSampler::KeepTopP(float top_p) {
   candidates_.resize(count);  // the token that crosses top_p is kept
 }
 
+void ChangeLogits(std::span<float> logits, std::span<const LogitChange> changes) {
+  for (const LogitChange& change : changes) {
+    if (change.id < 0 || static_cast<std::size_t>(change.id) >= logits.size()) continue;
+    float& x = logits[static_cast<std::size_t>(change.id)];
+    x = x > 0 ? x / change.penalty : x * change.penalty;
+    x -= change.subtract;
+    x += change.add;
+  }
+}
+
 std::int32_t SampleLogits(std::span<const float> logits, const RowSampling& how,
-                          RowSampler& sampler) {
-  const Peak peak = FindPeak(logits);
+                          RowSampler& sampler, std::span<const LogitChange> changes) {
+  Peak peak = FindPeak(logits);
   if (!peak.finite) return kNoToken;
+  std::vector<float> changed;
+  if (!changes.empty()) {
+    changed.assign(logits.begin(), logits.end());
+    ChangeLogits(changed, changes);
+    logits = changed;
+    peak = FindPeak(logits);
+    if (!peak.finite) return kNoToken;
+  }
   return how.temperature == 0 ? peak.id : sampler.Draw(logits, peak.value, how);
 }
 

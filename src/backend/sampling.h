@@ -1,6 +1,8 @@
 // Room: backend. From one row of logits to one token: how a row is drawn, the scalar oracle of the
 // sampling op, used by the reference backend and by the engine's own sampler. Pure, any thread.
 //
+// Before that a row's logits may be changed, token by token (penalties, bias, forbidden tokens).
+//
 // The draw: weights are exp((logit - largest) / temperature). min_p, top_k and top_p cut the
 // tokens, each what the one before left, heavier tokens first and equal ones by id. Of what is
 // left, in order of the ids, the token is taken at which the running sum of the weights passes
@@ -21,11 +23,26 @@ struct RowSampling {
   float min_p = 0;
   std::int32_t top_k = 0;    // 0: off
   std::int32_t on_host = 0;  // 1: no token is taken; the row's logits go to the host (LogitRows)
+  std::int32_t first_change = 0, changes = 0;  // of StepBatch.changes
   std::int32_t pad = 0;
 };
-static_assert(sizeof(RowSampling) == 32);
+static_assert(sizeof(RowSampling) == 40);
 
-/// A sampled row whose logits hold NaN or +inf, or nothing above -inf: no token is invented.
+/// How one token's logit x is changed before anything is cut: (x > 0 ? x / penalty : x * penalty) -
+/// subtract + add, each step rounded to f32. Plain data, the same bytes on a device.
+struct LogitChange {
+  std::int32_t id = 0;  // not in the row: nothing happens
+  float penalty = 1;    // repetition
+  float subtract = 0;   // presence and frequency
+  float add = 0;        // bias; -inf forbids the token
+};
+static_assert(sizeof(LogitChange) == 16);
+
+/// Every id at most once.
+void ChangeLogits(std::span<float> logits, std::span<const LogitChange> changes);
+
+/// A sampled row whose logits hold NaN or +inf, or nothing above -inf (also: once they are
+/// changed): no token is invented.
 inline constexpr std::int32_t kNoToken = -1;
 
 /// What min_p leaves: a token takes part when its logit is at least this far from the largest
@@ -58,8 +75,9 @@ class RowSampler {
   std::vector<Candidate> candidates_;
 };
 
-/// The whole op for one row: the token, or kNoToken.
+/// The whole op for one row, whose changes are `changes` (all of them: first_change is not looked
+/// at): the token, or kNoToken.
 std::int32_t SampleLogits(std::span<const float> logits, const RowSampling& how,
-                          RowSampler& sampler);
+                          RowSampler& sampler, std::span<const LogitChange> changes = {});
 
 }  // namespace pliant

@@ -83,6 +83,13 @@ Status CheckStepBatch(const StepBatch& batch, std::uint32_t pages) {
                            Number(static_cast<std::int64_t>(batch.logit_rows.size())) + ", among " +
                            Number(batch.sampled_columns) + " tokens");
   }
+  const auto changes = static_cast<std::int64_t>(batch.changes.size());
+  for (const RowSampling& row : batch.sampling) {
+    if (row.first_change < 0 || row.changes < 0 || row.changes > changes - row.first_change) {
+      return InvalidArgument("step: logit changes " + Number(row.first_change) + " and " +
+                             Number(row.changes) + " more, of " + Number(changes));
+    }
+  }
   return {};
 }
 

@@ -104,6 +104,7 @@ Status StepLoop::Run(const StepPlan& plan) {
   if (backend_->SamplesTokens()) {
     batch.sampling = PlanSampling(samplers);
     batch.sampled_columns = static_cast<std::int32_t>(ValidTokens());
+    batch.changes = changes_;
   }
   PLIANT_RETURN_IF_ERROR(model_->Forward(*backend_, batch));
   ReportPrefill(plan);
@@ -138,11 +139,18 @@ std::int64_t StepLoop::ValidTokens() const {
 
 std::span<const RowSampling> StepLoop::PlanSampling(std::span<const RequestId> samplers) {
   sampling_.clear();
+  changes_.clear();
   for (const RequestId id : samplers) {
     std::optional<RowSampling> row;
     if (const auto found = live_.find(id); found != live_.end()) {
       ForbidEarlyEnd(found->second);
+      const Sampler& sampler = found->second.sampler;
       row = found->second.sampler.ForDevice();
+      if (row) {
+        row->first_change = static_cast<std::int32_t>(changes_.size());
+        row->changes = static_cast<std::int32_t>(sampler.Changes().size());
+        changes_.insert(changes_.end(), sampler.Changes().begin(), sampler.Changes().end());
+      }
     }
     sampling_.push_back(row.value_or(RowSampling{.on_host = 1}));
   }
@@ -161,8 +169,13 @@ void StepLoop::ForbidEarlyEnd(Live& live) const {
 SampledToken StepLoop::TakeRow(RequestId id, TokenId token) {
   const auto found = live_.find(id);
   if (found == live_.end()) return {.request = id, .token = 0, .finished = true};
-  if (token == kNoToken)
-    return EndRow(id, Internal("the model's logits are not finite for this request"));
+  if (token == kNoToken) {
+    return EndRow(id, Internal(found->second.sampler.Changes().empty()
+                                   ? "the model's logits are not finite for this request"
+                                   : "the model's logits are not finite for this request, or bias "
+                                     "and penalties leave no token"));
+  }
+  found->second.sampler.Took(token);
   TokenLogprob sampled;
   sampled.token = token;
   return Deliver(id, found->second, sampled);

@@ -86,6 +86,7 @@ class StepLoop {
   std::vector<Delivery> deliveries_;
   std::vector<SampledToken> sampled_;
   std::vector<RowSampling> sampling_;
+  std::vector<LogitChange> changes_;  // of all rows in sampling_
   EngineStats counters_;  // only what the scheduler does not count
 };
 

@@ -60,6 +60,31 @@ std::int32_t Plainly(const std::vector<float>& logits, const RowSampling& how) {
   return all.back().id;
 }
 
+TEST(Sampling, ChangesAreMadeInOrderAndToTokensOfTheRowAlone) {
+  std::vector<float> logits = {4, -4, 1, 2, 3};
+  const float never = -std::numeric_limits<float>::infinity();
+  const std::vector<LogitChange> changes = {{.id = 0, .penalty = 2, .subtract = 0.5f, .add = 0.25f},
+                                            {.id = 1, .penalty = 2, .subtract = 0.5f},
+                                            {.id = 2, .add = 9},
+                                            {.id = 3, .add = never},
+                                            {.id = -1, .add = 99},
+                                            {.id = 5, .add = 99}};
+  ChangeLogits(logits, changes);
+  EXPECT_EQ(logits, (std::vector<float>{1.75f, -8.5f, 10, never, 3}));
+}
+
+TEST(Sampling, ChangedRowsTakeWhatTheChangesLeave) {
+  RowSampler sampler;
+  const float never = -std::numeric_limits<float>::infinity();
+  const std::vector<LogitChange> best = {{.id = 1, .add = never}};
+  EXPECT_EQ(SampleLogits(std::vector<float>{1, 5, 3}, RowSampling{}, sampler, best), 2);
+  const std::vector<LogitChange> all = {{.id = 0, .add = never}, {.id = 1, .add = never}};
+  EXPECT_EQ(SampleLogits(std::vector<float>{1, 5}, RowSampling{}, sampler, all), kNoToken);
+  // A faulty logit is a fault even where it is forbidden.
+  EXPECT_EQ(SampleLogits(std::vector<float>{1, std::nanf(""), 3}, RowSampling{}, sampler, best),
+            kNoToken);
+}
+
 TEST(Sampling, FollowsItsRules) {
   std::mt19937 random(7);
   RowSampler sampler;
@@ -124,6 +149,26 @@ TEST(Sampling, TheReferenceBackendTakesTokensAndKeepsTheRowsOfTheHost) {
             0);  // 7 is beyond the tokens that may be taken; all others are equal
   ASSERT_EQ(backend->LogitRows().size(), static_cast<std::size_t>(kWords));
   EXPECT_GT(backend->LogitRows()[2], 1.f);
+  // The third row's changes: token 3 is worth more.
+  const std::vector<LogitChange> changes = {{.id = 5, .add = -99}, {.id = 3, .add = 1}};
+  const std::vector<RowSampling> changed = {{}, {}, {.first_change = 1, .changes = 1}};
+  batch.sampling = changed;
+  batch.changes = changes;
+  ASSERT_TRUE(backend->BeginStep(batch).ok());
+  backend->Embed(table, x);
+  backend->Logits(x, ones, 0.f, table);
+  ASSERT_TRUE(backend->EndStep().ok());
+  EXPECT_EQ(backend->SampledTokens()[0], 5);
+  EXPECT_EQ(backend->SampledTokens()[2], 3);
+  for (const RowSampling& beyond : std::vector<RowSampling>{{.first_change = 2, .changes = 1},
+                                                            {.first_change = -1, .changes = 1},
+                                                            {.first_change = 1, .changes = -1},
+                                                            {.first_change = 1, .changes = 2}}) {
+    const std::vector<RowSampling> rows = {{}, beyond, {}};
+    batch.sampling = rows;
+    EXPECT_EQ(backend->BeginStep(batch).code(), StatusCode::kInvalidArgument);
+  }
+  batch.sampling = changed;
   batch.sampled_columns = 0;
   EXPECT_EQ(backend->BeginStep(batch).code(), StatusCode::kInvalidArgument);
 }

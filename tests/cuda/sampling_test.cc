@@ -26,16 +26,20 @@ class CudaSampling : public testing::Test {
 };
 
 std::vector<std::int32_t> OnDevice(const std::vector<float>& logits, std::int64_t stride,
-                                   int columns, const std::vector<RowSampling>& how) {
+                                   int columns, const std::vector<RowSampling>& how,
+                                   std::vector<LogitChange> changes = {}) {
   auto data = DeviceArray<float>::Make(logits.size(), "logits").value();
   auto rows = DeviceArray<RowSampling>::Make(how.size(), "rows").value();
   auto tokens = DeviceArray<std::int32_t>::Make(how.size(), "tokens").value();
+  if (changes.empty()) changes.push_back({});
+  auto change_data = DeviceArray<LogitChange>::Make(changes.size(), "changes").value();
+  cuda::Upload<LogitChange>(changes, change_data.data());
   cuda::Upload<float>(logits, data.data());
   cuda::Upload<RowSampling>(how, rows.data());
   std::vector<std::int32_t> out(how.size(), -77);
   cuda::Upload<std::int32_t>(out, tokens.data());
   cuda::LaunchSample(data.data(), stride, columns, static_cast<int>(how.size()), rows.data(),
-                     tokens.data(), nullptr);
+                     change_data.data(), tokens.data(), nullptr);
   PLIANT_CUDA_CHECK(cudaDeviceSynchronize());
   cuda::Download<std::int32_t>(tokens.data(), out);
   return out;
@@ -110,6 +114,61 @@ TEST_F(CudaSampling, MatchesTheOracle) {
 }
 TEST_F(CudaSampling, MatchesTheOracleWithManyTies) { Compare(5000, 5001, 2.f, true, 4); }
 TEST_F(CudaSampling, MatchesTheOracleOnFlatRows) { Compare(50000, 50000, 0.01f, false, 5); }
+
+/// Greedy rows, whose token any wrong change would show, and drawn ones.
+TEST_F(CudaSampling, ChangedRowsMatchTheOracle) {
+  constexpr int kColumns = 5000, kRows = 40;
+  std::mt19937 random(8);
+  std::vector<float> logits;
+  std::vector<std::vector<float>> rows;
+  std::vector<RowSampling> how;
+  std::vector<LogitChange> changes;
+  for (int r = 0; r < kRows; ++r) {
+    rows.push_back(RandomRow(random, kColumns, 2, false));
+    logits.insert(logits.end(), rows.back().begin(), rows.back().end());
+    std::vector<int> ids(kColumns);
+    for (int i = 0; i < kColumns; ++i) ids[i] = i;
+    std::shuffle(ids.begin(), ids.end(), random);
+    ids.resize(r % 4 == 3 ? 0 : 1 + random() % 3000);
+    // The largest logit changes in any case: else most changes would not show.
+    const int top =
+        static_cast<int>(std::max_element(rows[r].begin(), rows[r].end()) - rows[r].begin());
+    if (!ids.empty() && std::find(ids.begin(), ids.end(), top) == ids.end()) ids.push_back(top);
+    how.push_back({.uniform = (random() >> 5) * 0x1p-27,
+                   .temperature = r % 2 == 0 ? 0.f : 0.8f,
+                   .first_change = static_cast<std::int32_t>(changes.size()),
+                   .changes = static_cast<std::int32_t>(ids.size() + (ids.empty() ? 0 : 2))});
+    if (ids.empty()) continue;
+    changes.push_back({.id = -1, .add = 100.f});  // neither is a token of the row
+    changes.push_back({.id = kColumns, .add = 100.f});
+    for (const int id : ids)
+      changes.push_back({.id = id,
+                         .penalty = 1.f + static_cast<float>(random() % 8) / 8,
+                         .subtract = static_cast<float>(random() % 16) / 7,
+                         .add = random() % 5 == 0 ? -std::numeric_limits<float>::infinity()
+                                                  : static_cast<float>(random() % 9) / 3 - 1.3f});
+  }
+  const auto tokens = OnDevice(logits, kColumns, kColumns, how, changes);
+  RowSampler sampler;
+  int changed = 0;
+  for (int r = 0; r < kRows; ++r) {
+    const auto own = std::span(changes).subspan(how[r].first_change, how[r].changes);
+    const std::int32_t want = SampleLogits(rows[r], how[r], sampler, own);
+    changed += want != SampleLogits(rows[r], how[r], sampler);
+    std::vector<float> after = rows[r];
+    ChangeLogits(after, own);
+    EXPECT_TRUE(tokens[r] == want || (how[r].temperature > 0 && Near(after, how[r], tokens[r])))
+        << "row " << r << ": " << tokens[r] << ", expected " << want;
+  }
+  EXPECT_GT(changed, kRows / 4);
+  // All tokens forbidden: none is invented.
+  std::vector<LogitChange> all;
+  for (int i = 0; i < kColumns; ++i)
+    all.push_back({.id = i, .add = -std::numeric_limits<float>::infinity()});
+  EXPECT_EQ(
+      OnDevice(rows[0], kColumns, kColumns, {{.temperature = 1, .changes = kColumns}}, all)[0],
+      kNoToken);
+}
 
 TEST_F(CudaSampling, FaultyRowsGiveNoTokenAndHostRowsAreLeftAlone) {
   constexpr int kColumns = 3000;

@@ -231,8 +231,10 @@ TEST(Engine, TokensTakenByTheBackendAreTheSamplersOwn) {
       if (i % 3 == 1) request.sampling.top_k = 5;
       if (i % 2 == 1) request.sampling.top_p = 0.8f;
       if (i == 4) request.sampling.min_p = 0.1f;
-      if (i == 5) request.sampling.top_logprobs = 3;         // these three need their logits on the host
+      if (i == 5) request.sampling.top_logprobs = 3;  // needs its logits on the host
       if (i == 6) request.sampling.frequency_penalty = 0.5f;
+      if (i == 2) request.sampling.repetition_penalty = 1.3f;
+      if (i == 3) request.sampling.logit_bias = {{70, 4.f}, {1 << 30, 9.f}};
       if (i == 7) request.stop.min_tokens = 20;
       list.push_back(std::move(request));
     }

@@ -417,7 +417,8 @@ class CudaBackend final : public Backend {
     return tensor;
   }
 
-  /// Only sequences of one new row each, whose tokens are all taken on the device.
+  /// Only sequences of one new row each, whose tokens are all taken on the device, from logits as
+  /// they are (how many changes there are changes where they lie).
   bool MayBeGraph(const StepBatch& batch, std::int64_t rows) const {
     if (!use_graphs_ || last_heads_ == 0 || rows > kMostGraphRows || statistics_.on() ||
         batch.sequences.size() != batch.tokens.size() ||
@@ -425,7 +426,7 @@ class CudaBackend final : public Backend {
       return false;
     }
     return std::all_of(batch.sampling.begin(), batch.sampling.end(),
-                       [](const RowSampling& row) { return row.on_host == 0; });
+                       [](const RowSampling& row) { return row.on_host == 0 && row.changes == 0; });
   }
 
   /// Starts the product that waits to know what its result is for, if one does.
@@ -488,7 +489,7 @@ class CudaBackend final : public Backend {
     Grow(host_tokens_, count, "sampled tokens");
     const auto columns = std::min<std::int64_t>(sampled_columns_, logit_columns_);
     LaunchSample(logits_.data(), logit_columns_, static_cast<int>(columns), static_cast<int>(count),
-                 inputs_.sampling(), tokens_.data(), stream_.get());
+                 inputs_.sampling(), inputs_.changes(), tokens_.data(), stream_.get());
     PLIANT_CUDA_CHECK(cudaMemcpyAsync(host_tokens_.data(), tokens_.data(),
                                       static_cast<std::size_t>(count) * sizeof(std::int32_t),
                                       cudaMemcpyDeviceToHost, stream_.get()));

@@ -31,7 +31,7 @@ class StepInputs {
   /// Sends a checked batch. `group_blocks`: gathered blocks a prefill group may have, unless one
   /// sequence needs more. `padded_rows`: at least the batch's rows; rows beyond them are padding
   /// (token 0, no slot, no attention). `padded_logits` likewise: logits of row 0, not sampled.
-  /// Where an array lies depends on the padded numbers alone, except for the last three.
+  /// Where an array lies depends on the padded numbers alone, except for the last four.
   /// `tile_rows`: of prefill attention's tiles.
   Status Begin(const StepBatch& batch, int padded_rows, int padded_logits, std::size_t group_blocks,
                int tile_rows, const Stream& stream);
@@ -45,6 +45,7 @@ class StepInputs {
   const std::int32_t* slots() const { return At<std::int32_t>(slots_at_); }
   const std::int32_t* logit_rows() const { return At<std::int32_t>(logit_rows_at_); }
   const RowSampling* sampling() const { return At<RowSampling>(sampling_at_); }
+  const LogitChange* changes() const { return At<LogitChange>(changes_at_); }
   const std::uint32_t* blocks() const { return At<std::uint32_t>(blocks_at_); }
   const int2* sources() const { return At<int2>(sources_at_); }
   const PrefillTile* tiles() const { return At<PrefillTile>(tiles_at_); }
@@ -80,7 +81,7 @@ class StepInputs {
 
   Mirror step_, plan_mirror_;
   std::size_t tokens_at_ = 0, positions_at_ = 0, slots_at_ = 0, logit_rows_at_ = 0,
-              sampling_at_ = 0, blocks_at_ = 0, sources_at_ = 0, tiles_at_ = 0;
+              sampling_at_ = 0, blocks_at_ = 0, sources_at_ = 0, tiles_at_ = 0, changes_at_ = 0;
   std::size_t segments_at_ = 0, ranges_at_ = 0, cut_rows_at_ = 0;
   int rows_ = 0, logit_count_ = 0, gathered_blocks_ = 0;
   std::span<const BlockView> block_views_;  // the batch's, borrowed until EndStep

@@ -213,9 +213,10 @@ class ReferenceBackend final : public Backend {
         const RowSampling& how = batch_.sampling[i];
         const auto columns =
             std::min<std::size_t>(product.size(), static_cast<std::size_t>(batch_.sampled_columns));
-        sampled_.push_back(how.on_host != 0
-                               ? kNoToken
-                               : SampleLogits(std::span(product).first(columns), how, sampler));
+        sampled_.push_back(
+            how.on_host != 0 ? kNoToken
+                             : SampleLogits(std::span(product).first(columns), how, sampler,
+                                            batch_.changes.subspan(how.first_change, how.changes)));
         if (how.on_host == 0) continue;
       }
       logits_.insert(logits_.end(), product.begin(), product.end());

@@ -26,10 +26,12 @@ class SamplingBackend final : public Backend {
   ChannelStatistics TakeChannelStatistics() override { return inner_->TakeChannelStatistics(); }
   Status BeginStep(const StepBatch& batch) override {
     sampling_.assign(batch.sampling.begin(), batch.sampling.end());
+    changes_.assign(batch.changes.begin(), batch.changes.end());
     columns_ = static_cast<std::size_t>(batch.sampled_columns);
     logit_rows_ = batch.logit_rows.size();
     StepBatch plain = batch;
     plain.sampling = {};
+    plain.changes = {};
     return inner_->BeginStep(plain);
   }
   void Embed(MatrixId table, TensorId out) override { inner_->Embed(table, out); }
@@ -52,7 +54,9 @@ class SamplingBackend final : public Backend {
       if (sampling_.empty() || sampling_[i].on_host != 0) {
         host_.insert(host_.end(), row.begin(), row.end());
       } else {
-        tokens_[i] = SampleLogits(row.first(std::min(columns_, row.size())), sampling_[i], sampler_);
+        const RowSampling& how = sampling_[i];
+        tokens_[i] = SampleLogits(row.first(std::min(columns_, row.size())), how, sampler_,
+                                  std::span(changes_).subspan(how.first_change, how.changes));
         ++taken;
       }
     }
@@ -71,6 +75,7 @@ class SamplingBackend final : public Backend {
  private:
   std::unique_ptr<Backend> inner_;
   std::vector<RowSampling> sampling_;
+  std::vector<LogitChange> changes_;
   std::size_t columns_ = 0, logit_rows_ = 0;
   std::vector<float> host_;
   std::vector<std::int32_t> tokens_;

@@ -243,15 +243,32 @@ __device__ void Walk(const Row& row, const Cut& cut, double uniform, Shared& sha
   });
 }
 
+/// Unfused, so that the logits are the oracle's bit for bit.
+__device__ void Change(float* logits, int columns, const LogitChange* changes, int count) {
+  for (int i = threadIdx.x; i < count; i += kThreads) {
+    const LogitChange change = changes[i];
+    if (change.id < 0 || change.id >= columns) continue;
+    float x = logits[change.id];
+    x = x > 0.f ? __fdiv_rn(x, change.penalty) : __fmul_rn(x, change.penalty);
+    logits[change.id] = __fadd_rn(__fsub_rn(x, change.subtract), change.add);
+  }
+}
+
 __global__ void __launch_bounds__(kThreads)
-    SampleKernel(const float* all_logits, std::int64_t stride, int columns, const RowSampling* rows,
-                 std::int32_t* tokens) {
+    SampleKernel(float* all_logits, std::int64_t stride, int columns, const RowSampling* rows,
+                 const LogitChange* all_changes, std::int32_t* tokens) {
   __shared__ Shared shared;
   const RowSampling how = rows[blockIdx.x];
   if (how.on_host != 0) return;
-  Row row{all_logits + blockIdx.x * stride, columns, 0, 0, -INFINITY};
+  float* const logits = all_logits + blockIdx.x * stride;
+  Row row{logits, columns, 0, 0, -INFINITY};
   int best;
-  const bool sound = FindPeak(row.logits, columns, shared, row.peak, best);
+  bool sound = FindPeak(row.logits, columns, shared, row.peak, best);
+  if (sound && how.changes > 0) {
+    Change(logits, columns, all_changes + how.first_change, how.changes);
+    __syncthreads();
+    sound = FindPeak(row.logits, columns, shared, row.peak, best);
+  }
   if (!sound || how.temperature == 0) {
     if (threadIdx.x == 0) tokens[blockIdx.x] = sound ? best : kNoToken;
     return;
@@ -291,10 +308,10 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void LaunchSample(const float* logits, std::int64_t stride, int columns, int rows,
-                  const RowSampling* how, std::int32_t* tokens, cudaStream_t stream) {
+void LaunchSample(float* logits, std::int64_t stride, int columns, int rows, const RowSampling* how,
+                  const LogitChange* changes, std::int32_t* tokens, cudaStream_t stream) {
   if (rows == 0) return;
-  SampleKernel<<<rows, kThreads, 0, stream>>>(logits, stride, columns, how, tokens);
+  SampleKernel<<<rows, kThreads, 0, stream>>>(logits, stride, columns, how, changes, tokens);
   PLIANT_CUDA_CHECK_LAUNCH();
 }
 

@@ -13,9 +13,9 @@
 
 namespace pliant::cuda {
 
-/// logits [rows][stride]; ids 0 .. columns - 1 may be taken. tokens[r]: the token, or kNoToken;
-/// rows that say on_host are not written.
-void LaunchSample(const float* logits, std::int64_t stride, int columns, int rows,
-                  const RowSampling* how, std::int32_t* tokens, cudaStream_t stream);
+/// logits [rows][stride], changed as `changes` (StepBatch.changes) say; ids 0 .. columns - 1 may be
+/// taken. tokens[r]: the token, or kNoToken; rows that say on_host are not touched.
+void LaunchSample(float* logits, std::int64_t stride, int columns, int rows, const RowSampling* how,
+                  const LogitChange* changes, std::int32_t* tokens, cudaStream_t stream);
 
 }  // namespace pliant::cuda
