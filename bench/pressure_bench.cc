@@ -80,6 +80,7 @@ class TimedDevice final : public Backend {
   void Attention(int, int, float, TensorId, TensorId) override {}
   void SiluMul(TensorId, TensorId) override {}
   void Logits(TensorId, VectorId, float, MatrixId) override {}
+  bool StartStep() override { return true; }
   Status EndStep() override {
     std::this_thread::sleep_for(std::chrono::duration<double>(std::max(0.0, end_ - Now() - 60e-6)));
     while (Now() < end_) {

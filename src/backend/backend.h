@@ -190,6 +190,9 @@ class Backend {
   virtual void SiluMul(TensorId gate_up, TensorId out) = 0;
   /// logits = norm(x[logit_rows]) Wᵀ, kept for Logits().
   virtual void Logits(TensorId x, VectorId norm, float eps, MatrixId weight) = 0;
+  /// All ops of the step have been given. True: a device works on them now, and what the caller does
+  /// before EndStep does not hold it up.
+  virtual bool StartStep() { return false; }
   /// Runs what is still queued. After it returns, pages that the step read may be reused.
   virtual Status EndStep() = 0;
   /// [logit_rows, vocabulary] f32 on the host; valid until the next BeginStep. With
@@ -208,6 +211,9 @@ class Backend {
   /// [logit_rows] token ids taken in the step, or kNoToken; undefined for rows on_host. Valid until
   /// the next BeginStep.
   virtual std::span<const std::int32_t> SampledTokens() const { return {}; }
+  /// [logit_rows]; defined for rows that ask for logprobs and whose token is not kNoToken. Valid
+  /// until the next BeginStep.
+  virtual std::span<const RowLogprobs> SampledLogprobs() const { return {}; }
 
   // ---- page copies (exact store, restore, offload)
   // --------------------------------------------------------------------------

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "base/check.h"
+
 namespace pliant {
 namespace {
 
@@ -121,8 +123,49 @@ void ChangeLogits(std::span<float> logits, std::span<const LogitChange> changes)
   }
 }
 
+double LogSumExp(std::span<const float> logits, float largest) {
+  double sum = 0;
+  for (const float x : logits) sum += std::exp(static_cast<double>(x) - largest);
+  return largest + std::log(sum);
+}
+
+std::vector<std::pair<std::int32_t, float>> TopLogits(std::span<const float> logits, int n) {
+  const auto better = [](const std::pair<std::int32_t, float>& a,
+                         const std::pair<std::int32_t, float>& b) {
+    return a.second != b.second ? a.second > b.second : a.first < b.first;
+  };
+  std::vector<std::pair<std::int32_t, float>> heap;  // worst of the best on top
+  heap.reserve(static_cast<std::size_t>(n) + 1);
+  for (std::size_t i = 0; i < logits.size() && n > 0; ++i) {
+    const std::pair<std::int32_t, float> item(static_cast<std::int32_t>(i), logits[i]);
+    if (static_cast<int>(heap.size()) == n && !better(item, heap.front())) continue;
+    heap.push_back(item);
+    std::push_heap(heap.begin(), heap.end(), better);
+    if (static_cast<int>(heap.size()) > n) {
+      std::pop_heap(heap.begin(), heap.end(), better);
+      heap.pop_back();
+    }
+  }
+  std::sort_heap(heap.begin(), heap.end(), better);
+  return heap;
+}
+
+RowLogprobs LogprobsOf(std::span<const float> logits, std::int32_t token, int top) {
+  PLIANT_CHECK(top >= 0 && top <= kMostTopLogprobs, "more top logprobs than a row has room for");
+  const double log_sum = LogSumExp(logits, FindPeak(logits).value);
+  RowLogprobs out;
+  out.chosen = static_cast<float>(logits[static_cast<std::size_t>(token)] - log_sum);
+  for (const auto& [id, logit] : TopLogits(logits, top)) {
+    out.ids[out.count] = id;
+    out.values[out.count++] = static_cast<float>(logit - log_sum);
+  }
+  return out;
+}
+
 std::int32_t SampleLogits(std::span<const float> logits, const RowSampling& how,
-                          RowSampler& sampler, std::span<const LogitChange> changes) {
+                          RowSampler& sampler, std::span<const LogitChange> changes,
+                          RowLogprobs* logprobs) {
+  const std::span<const float> own = logits;
   Peak peak = FindPeak(logits);
   if (!peak.finite) return kNoToken;
   std::vector<float> changed;
@@ -133,7 +176,9 @@ std::int32_t SampleLogits(std::span<const float> logits, const RowSampling& how,
     peak = FindPeak(logits);
     if (!peak.finite) return kNoToken;
   }
-  return how.temperature == 0 ? peak.id : sampler.Draw(logits, peak.value, how);
+  const std::int32_t token = how.temperature == 0 ? peak.id : sampler.Draw(logits, peak.value, how);
+  if (how.logprobs >= 0 && logprobs != nullptr) *logprobs = LogprobsOf(own, token, how.logprobs);
+  return token;
 }
 
 }  // namespace pliant

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace pliant {
@@ -24,7 +25,7 @@ struct RowSampling {
   std::int32_t top_k = 0;    // 0: off
   std::int32_t on_host = 0;  // 1: no token is taken; the row's logits go to the host (LogitRows)
   std::int32_t first_change = 0, changes = 0;  // of StepBatch.changes
-  std::int32_t pad = 0;
+  std::int32_t logprobs = -1;  // n, up to kMostTopLogprobs: RowLogprobs with the n best; -1: none
 };
 static_assert(sizeof(RowSampling) == 40);
 
@@ -37,6 +38,19 @@ struct LogitChange {
   float add = 0;        // bias; -inf forbids the token
 };
 static_assert(sizeof(LogitChange) == 16);
+
+/// Tokens beside the one taken that a row's logprobs name at most.
+inline constexpr int kMostTopLogprobs = 20;
+
+/// What the model itself made of a row: natural logarithms of probabilities, before any change and
+/// at temperature 1. Plain data, the same bytes on a device.
+struct RowLogprobs {
+  float chosen = 0;        // of the token taken
+  std::int32_t count = 0;  // of the best tokens: best first, equal ones by id
+  std::int32_t ids[kMostTopLogprobs] = {};
+  float values[kMostTopLogprobs] = {};
+};
+static_assert(sizeof(RowLogprobs) == 168);
 
 /// Every id at most once.
 void ChangeLogits(std::span<float> logits, std::span<const LogitChange> changes);
@@ -75,9 +89,17 @@ class RowSampler {
   std::vector<Candidate> candidates_;
 };
 
+/// Best `n` tokens of a row by logit, best first, equal logits by id.
+std::vector<std::pair<std::int32_t, float>> TopLogits(std::span<const float> logits, int n);
+/// log(sum(exp(logits))), in double.
+double LogSumExp(std::span<const float> logits, float largest);
+/// The row's logits must be finite or -inf (Peak::finite); `top` up to kMostTopLogprobs.
+RowLogprobs LogprobsOf(std::span<const float> logits, std::int32_t token, int top);
+
 /// The whole op for one row, whose changes are `changes` (all of them: first_change is not looked
-/// at): the token, or kNoToken.
+/// at): the token, or kNoToken. `logprobs` is set when a token is taken and the row asks for them.
 std::int32_t SampleLogits(std::span<const float> logits, const RowSampling& how,
-                          RowSampler& sampler, std::span<const LogitChange> changes = {});
+                          RowSampler& sampler, std::span<const LogitChange> changes = {},
+                          RowLogprobs* logprobs = nullptr);
 
 }  // namespace pliant

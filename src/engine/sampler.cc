@@ -20,30 +20,10 @@ std::uint64_t Mix(std::uint64_t x) {
 
 }  // namespace
 
-double LogSumExp(std::span<const float> logits, float max_logit) {
-  double sum = 0;
-  for (const float x : logits) sum += std::exp(static_cast<double>(x) - max_logit);
-  return max_logit + std::log(sum);
-}
-
-std::vector<std::pair<TokenId, float>> TopLogits(std::span<const float> logits, int n) {
-  const auto better = [](const std::pair<TokenId, float>& a, const std::pair<TokenId, float>& b) {
-    return a.second != b.second ? a.second > b.second : a.first < b.first;
-  };
-  std::vector<std::pair<TokenId, float>> heap;  // worst of the best on top
-  heap.reserve(n + 1);
-  for (std::size_t i = 0; i < logits.size() && n > 0; ++i) {
-    const std::pair<TokenId, float> item(static_cast<TokenId>(i), logits[i]);
-    if (static_cast<int>(heap.size()) == n && !better(item, heap.front())) continue;
-    heap.push_back(item);
-    std::push_heap(heap.begin(), heap.end(), better);
-    if (static_cast<int>(heap.size()) > n) {
-      std::pop_heap(heap.begin(), heap.end(), better);
-      heap.pop_back();
-    }
-  }
-  std::sort_heap(heap.begin(), heap.end(), better);
-  return heap;
+void SetLogprobs(const RowLogprobs& from, TokenLogprob& to) {
+  to.logprob = from.chosen;
+  to.top.clear();
+  for (int i = 0; i < from.count; ++i) to.top.emplace_back(from.ids[i], from.values[i]);
 }
 
 Sampler::Sampler(const SamplingParams& params, std::span<const TokenId> prompt,
@@ -83,6 +63,7 @@ void Sampler::Forbid(std::span<const TokenId> ids) {
 }
 
 void Sampler::Took(TokenId token) {
+  ++draws_;
   if (params_.repetition_penalty != 1.0f) ChangeOf(token).penalty = params_.repetition_penalty;
   if (params_.presence_penalty != 0 || params_.frequency_penalty != 0) {
     const std::int32_t count = ++output_counts_[token];
@@ -91,19 +72,15 @@ void Sampler::Took(TokenId token) {
   }
 }
 
-RowSampling Sampler::NextRow() {
+RowSampling Sampler::ForDevice() const {
   RowSampling row{.temperature = params_.temperature,
                   .top_p = params_.top_p,
                   .min_p = params_.min_p,
-                  .top_k = params_.top_k};
+                  .top_k = params_.top_k,
+                  .logprobs = TopLogprobs()};
   if (params_.temperature != 0)
-    row.uniform = static_cast<double>(Mix(Mix(seed_) ^ draws_++) >> 11) * 0x1.0p-53;
+    row.uniform = static_cast<double>(Mix(Mix(seed_) ^ draws_) >> 11) * 0x1.0p-53;
   return row;
-}
-
-std::optional<RowSampling> Sampler::ForDevice() {
-  if (params_.top_logprobs >= 0) return std::nullopt;
-  return NextRow();
 }
 
 Result<TokenLogprob> Sampler::Sample(std::span<const float> logits, std::int64_t vocab_size) {
@@ -121,14 +98,9 @@ Result<TokenLogprob> Sampler::Sample(std::span<const float> logits, std::int64_t
     if (!peak.finite) return Internal("no token is left to sample after bias and penalties");
   }
   TokenLogprob out;
-  out.token = params_.temperature == 0 ? peak.id : rows_.Draw(adjusted, peak.value, NextRow());
+  out.token = params_.temperature == 0 ? peak.id : rows_.Draw(adjusted, peak.value, ForDevice());
   Took(out.token);
-  if (params_.top_logprobs >= 0) {
-    const double log_sum = LogSumExp(row, model_peak.value);
-    out.logprob = static_cast<float>(row[out.token] - log_sum);
-    out.top = TopLogits(row, params_.top_logprobs);
-    for (auto& [id, value] : out.top) value = static_cast<float>(value - log_sum);
-  }
+  if (params_.top_logprobs >= 0) SetLogprobs(LogprobsOf(row, out.token, TopLogprobs()), out);
   return out;
 }
 

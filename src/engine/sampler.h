@@ -7,8 +7,8 @@
 // the seed and the token's index alone, never on the batch.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -29,12 +29,11 @@ class Sampler {
   /// token is invented.
   Result<TokenLogprob> Sample(std::span<const float> logits, std::int64_t vocab_size);
 
-  /// How a backend that samples shall take the next token, in Sample's place; nothing when it needs
-  /// the logits themselves (logprobs). Uses up the same draw as Sample would, so that both give the
-  /// same token. The row's changes are Changes().
-  std::optional<RowSampling> ForDevice();
-  /// The token that the backend took: it counts for the penalties of the next one. (Sample's own
-  /// tokens count by themselves.)
+  /// How a backend that samples shall take the next token, in Sample's place; with the same draw,
+  /// so that both give the same token. The row's changes are Changes().
+  RowSampling ForDevice() const;
+  /// The token that the backend took: it counts for the penalties of the next one and uses up the
+  /// draw. (Sample's own tokens count by themselves.)
   void Took(TokenId token);
   /// What penalties, bias and forbidden tokens do to the next row; every id once.
   std::span<const LogitChange> Changes() const { return changes_; }
@@ -46,7 +45,7 @@ class Sampler {
  private:
   LogitChange& ChangeOf(TokenId id);
   float BiasOf(TokenId id) const;
-  RowSampling NextRow();  // uses up a draw when the temperature asks for one
+  int TopLogprobs() const { return std::min(params_.top_logprobs, kMostTopLogprobs); }
 
   SamplingParams params_;
   std::uint64_t seed_;
@@ -60,10 +59,7 @@ class Sampler {
   RowSampler rows_;
 };
 
-/// Best `n` tokens of a row by logit, best first, equal logits by id. Exposed for tests.
-std::vector<std::pair<TokenId, float>> TopLogits(std::span<const float> logits, int n);
-
-/// log(sum(exp(logits))), in double.
-double LogSumExp(std::span<const float> logits, float max_logit);
+/// Writes a row's logprobs the way a client gets them.
+void SetLogprobs(const RowLogprobs& from, TokenLogprob& to);
 
 }  // namespace pliant

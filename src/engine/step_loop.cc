@@ -65,11 +65,15 @@ Nanoseconds StepLoop::Step() {
   const Nanoseconds plan_start = clock_->Now();
   StepPlan plan = scheduler_->Plan();
   HandleSchedulerEvents();
-  if (plan.empty()) return plan.idle() ? -1 : std::max<Nanoseconds>(plan.wait(), 1000);
+  if (plan.empty()) {
+    HandOver();
+    return plan.idle() ? -1 : std::max<Nanoseconds>(plan.wait(), 1000);
+  }
   const Nanoseconds start = clock_->Now();
   counters_.plan_nanoseconds += start - plan_start;
   const Status status = Run(plan);
   if (!status.ok()) {
+    HandOver();
     // The step's requests cannot be trusted to do better next time: end them, keep the others.
     spdlog::error("step failed: {}", status.ToString());
     std::vector<RequestId> ids;
@@ -88,14 +92,18 @@ Nanoseconds StepLoop::Step() {
   for (Ending& ending : endings_)
     End(ending.id, ending.reason, std::move(ending.error), std::move(ending.event));
   endings_.clear();
+  if (!device_works_) HandOver();
+  HandleSchedulerEvents();
+  counters_.settle_nanoseconds += clock_->Now() - ran;
+  return 0;
+}
+
+void StepLoop::HandOver() {
   for (Delivery& delivery : deliveries_) {
     const auto found = live_.find(delivery.id);
     if (found != live_.end()) found->second.sink(delivery.id, std::move(delivery.event));
   }
   deliveries_.clear();
-  HandleSchedulerEvents();
-  counters_.settle_nanoseconds += clock_->Now() - ran;
-  return 0;
 }
 
 Status StepLoop::Run(const StepPlan& plan) {
@@ -106,10 +114,15 @@ Status StepLoop::Run(const StepPlan& plan) {
     batch.sampled_columns = static_cast<std::int32_t>(ValidTokens());
     batch.changes = changes_;
   }
-  PLIANT_RETURN_IF_ERROR(model_->Forward(*backend_, batch));
+  PLIANT_RETURN_IF_ERROR(model_->Forward(*backend_, batch, [this] {
+    device_works_ = true;
+    HandOver();
+    scheduler_->WhileRunning();
+  }));
   ReportPrefill(plan);
   const std::span<const float> logits = backend_->LogitRows();
   const std::span<const std::int32_t> tokens = backend_->SampledTokens();
+  const std::span<const RowLogprobs> logprobs = backend_->SampledLogprobs();
   const auto vocabulary = static_cast<std::size_t>(model_->config().vocab_size);
   PLIANT_CHECK(batch.sampling.empty() || tokens.size() >= samplers.size(),
                "the backend sampled fewer rows than asked for");
@@ -123,7 +136,8 @@ Status StepLoop::Run(const StepPlan& plan) {
       continue;
     }
     if (!batch.sampling.empty() && batch.sampling[i].on_host == 0) {
-      sampled_.push_back(TakeRow(samplers[i], tokens[i]));
+      sampled_.push_back(
+          TakeRow(samplers[i], tokens[i], i < logprobs.size() ? &logprobs[i] : nullptr));
       continue;
     }
     PLIANT_CHECK(logits.size() >= (host_row + 1) * vocabulary,
@@ -141,18 +155,16 @@ std::span<const RowSampling> StepLoop::PlanSampling(std::span<const RequestId> s
   sampling_.clear();
   changes_.clear();
   for (const RequestId id : samplers) {
-    std::optional<RowSampling> row;
+    RowSampling row;  // of a request that is gone: any token, which nobody gets
     if (const auto found = live_.find(id); found != live_.end()) {
       ForbidEarlyEnd(found->second);
       const Sampler& sampler = found->second.sampler;
-      row = found->second.sampler.ForDevice();
-      if (row) {
-        row->first_change = static_cast<std::int32_t>(changes_.size());
-        row->changes = static_cast<std::int32_t>(sampler.Changes().size());
-        changes_.insert(changes_.end(), sampler.Changes().begin(), sampler.Changes().end());
-      }
+      row = sampler.ForDevice();
+      row.first_change = static_cast<std::int32_t>(changes_.size());
+      row.changes = static_cast<std::int32_t>(sampler.Changes().size());
+      changes_.insert(changes_.end(), sampler.Changes().begin(), sampler.Changes().end());
     }
-    sampling_.push_back(row.value_or(RowSampling{.on_host = 1}));
+    sampling_.push_back(row);
   }
   return sampling_;
 }
@@ -166,7 +178,7 @@ void StepLoop::ForbidEarlyEnd(Live& live) const {
   }
 }
 
-SampledToken StepLoop::TakeRow(RequestId id, TokenId token) {
+SampledToken StepLoop::TakeRow(RequestId id, TokenId token, const RowLogprobs* logprobs) {
   const auto found = live_.find(id);
   if (found == live_.end()) return {.request = id, .token = 0, .finished = true};
   if (token == kNoToken) {
@@ -178,6 +190,10 @@ SampledToken StepLoop::TakeRow(RequestId id, TokenId token) {
   found->second.sampler.Took(token);
   TokenLogprob sampled;
   sampled.token = token;
+  if (found->second.request.sampling.top_logprobs >= 0) {
+    PLIANT_CHECK(logprobs != nullptr, "a backend that samples has no logprobs");
+    SetLogprobs(*logprobs, sampled);
+  }
   return Deliver(id, found->second, sampled);
 }
 

@@ -1,5 +1,5 @@
-// Room: engine. The engine thread's work: plan, run, settle. Everything here belongs to that thread; EngineImpl (engine.cc) carries
-// requests to it and answers from it.
+// Room: engine. The engine thread's work: plan, run, settle. Everything here belongs to that
+// thread; EngineImpl (engine.cc) carries requests to it and answers from it.
 #pragma once
 
 #include <memory>
@@ -18,8 +18,8 @@ namespace pliant {
 
 class StepLoop {
  public:
-  StepLoop(Backend* backend, Model* model, const Tokenizer* tokenizer, std::unique_ptr<KvManager> kv,
-           std::unique_ptr<Scheduler> scheduler, const Clock* clock);
+  StepLoop(Backend* backend, Model* model, const Tokenizer* tokenizer,
+           std::unique_ptr<KvManager> kv, std::unique_ptr<Scheduler> scheduler, const Clock* clock);
 
   /// Takes a request in; what is wrong with it is told to its sink.
   void Add(RequestId id, GenerateRequest request, EventSink sink, std::uint64_t random_seed);
@@ -28,8 +28,8 @@ class StepLoop {
   /// Ends every request with `status`.
   void FailAll(const Status& status);
 
-  /// One plan, run, settle. Returns how long to wait before the next call: 0 when a step ran, -1 when there is nothing to do until
-  /// the next Add.
+  /// One plan, run, settle. Returns how long to wait before the next call: 0 when a step ran, -1
+  /// when there is nothing to do until the next Add.
   Nanoseconds Step();
 
   std::size_t live() const { return live_.size(); }
@@ -49,12 +49,14 @@ class StepLoop {
   };
 
   Status Run(const StepPlan& plan);
+  void HandOver();                   // deliveries_
   std::int64_t ValidTokens() const;  // token ids that the tokenizer and the model both know
-  /// How the backend shall take each row's token; rows that need their logits say on_host.
+  /// How the backend shall take each row's token.
   std::span<const RowSampling> PlanSampling(std::span<const RequestId> samplers);
   void ForbidEarlyEnd(Live& live) const;
-  SampledToken TakeRow(RequestId id, TokenId token);                           // taken by the backend
-  SampledToken SampleRow(RequestId id, std::span<const float> logits);         // taken here
+  /// Taken by the backend; `logprobs` are looked at when the request asks for them.
+  SampledToken TakeRow(RequestId id, TokenId token, const RowLogprobs* logprobs);
+  SampledToken SampleRow(RequestId id, std::span<const float> logits);  // taken here
   SampledToken EndRow(RequestId id, Status error);
   SampledToken Deliver(RequestId id, Live& live, const TokenLogprob& sampled);
   /// Builds the event of a sampled token; returns whether the request is finished by it.
@@ -72,7 +74,8 @@ class StepLoop {
   std::unique_ptr<Scheduler> scheduler_;
   std::unordered_map<RequestId, Live> live_;
   std::size_t not_started_ = 0;
-  struct Ending {  // a request that ends with this step; told after Settle, when its facts are final
+  struct Ending {  // a request that ends with this step; told after Settle, when its facts are
+                   // final
     RequestId id;
     FinishReason reason;
     Status error;
@@ -84,10 +87,11 @@ class StepLoop {
     TokenEvent event;
   };
   std::vector<Delivery> deliveries_;
+  bool device_works_ = false;  // steps run behind: tokens are handed over during the next one
   std::vector<SampledToken> sampled_;
   std::vector<RowSampling> sampling_;
   std::vector<LogitChange> changes_;  // of all rows in sampling_
-  EngineStats counters_;  // only what the scheduler does not count
+  EngineStats counters_;              // only what the scheduler does not count
 };
 
 }  // namespace pliant

@@ -94,6 +94,10 @@ struct Sequence {
   /// Null where a block was forgotten: it takes no part any more and will not come back.
   std::vector<Block*> blocks;
   std::vector<BlockView> views;  // views[i] is what attention sees of blocks[i], kept up to date
+  /// Which views changed since KvManager::CopyViews gave out views_mark; more than
+  /// kMostViewChanges: too many to list.
+  std::vector<std::int32_t> view_changes;
+  std::uint64_t views_mark = 0;
   /// Where true, blocks[i] takes no part in attention, but is held: plane 0 of K is watched.
   std::vector<bool> dropped;
   std::uint8_t save_from = kPlanes;  // full blocks get an exact copy of the planes from here on
@@ -126,6 +130,11 @@ struct Sequence {
   std::array<std::int32_t, kLevelCount> draft_from{};
   std::int32_t draft_missing = 0;
 
+  static constexpr std::size_t kMostViewChanges = 16;
+  void SetView(std::int32_t index, const BlockView& view) {
+    views[index] = view;
+    if (view_changes.size() <= kMostViewChanges) view_changes.push_back(index);
+  }
   /// How low blocks[index] may be for this sequence.
   Level FloorOf(std::int32_t index) const { return dropped[index] ? kSensorLevel : floor; }
   /// What attention sees of a block that is held.

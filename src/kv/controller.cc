@@ -198,7 +198,9 @@ bool Controller::RestoreDown(Level above, Level to, std::int64_t keep) {
   for (const Giver& giver : heap_) {
     Sequence& s = *giver.sequence;
     bool at_end = true;
-    for (std::int32_t i = s.lowered_end; i-- > 0;) {
+    std::int32_t left = 0;  // blocks of it that stand too low; dropped ones are not among them
+    for (int level = above + 1; level < kLevelCount; ++level) left += s.level_count[level];
+    for (std::int32_t i = s.lowered_end; left > 0 && i-- > 0;) {
       if (s.blocks[i] == nullptr ||
           (s.blocks[i]->residency == Residency::kDevice && s.blocks[i]->level <= kv_.ceiling())) {
         if (at_end) s.lowered_end = i;
@@ -206,9 +208,11 @@ bool Controller::RestoreDown(Level above, Level to, std::int64_t keep) {
       }
       Block& block = *s.blocks[i];
       at_end = false;
-      if (block.residency != Residency::kDevice || block.level <= above || block.Unwanted())
-        continue;
-      if (++visits > kMaxVisitsPerStep || started >= kMaxRestoresPerStep) return false;
+      if (block.residency != Residency::kDevice || block.level <= above) continue;
+      left -= s.dropped[i] ? 0 : 1;
+      if (block.Unwanted()) continue;
+      if (++visits > kMaxVisitsPerStep || started >= kMaxRestoresPerStep || !kv_.CopiesHaveRoom())
+        return false;
       const std::int64_t cost = PagesOf(to) - PagesOf(block.level);
       if (kv_.restore_allowance() <
           static_cast<double>(cost) * static_cast<double>(kv_.page_bytes()))
@@ -228,7 +232,7 @@ bool Controller::RestoreDown(Level above, Level to, std::int64_t keep) {
 }
 
 void Controller::Restore(std::int64_t keep) {
-  if (!kv_.planes_bend() || kv_.lowered_blocks() == 0) return;
+  if (!kv_.planes_bend() || kv_.lowered_blocks() == 0 || !kv_.CopiesHaveRoom()) return;
   if (kv_.pool().free() + kv_.idle_pages() <= keep) return;
   const Level base = std::max(kBaseLevel, kv_.ceiling());
   if (RestoreDown(base, base, keep)) RestoreDown(kv_.ceiling(), kv_.ceiling(), keep);

@@ -109,6 +109,7 @@ void CopyEngine::Poll(std::vector<CopyJob>& ended) {
     ended.push_back(std::move(job));
   }
   active_.erase(active_.begin() + static_cast<std::ptrdiff_t>(kept), active_.end());
+  if (store_ != nullptr) store_->Flush();
 }
 
 void CopyEngine::Finish(std::vector<CopyJob>& ended) {

@@ -1,5 +1,6 @@
 #include "kv/device_host_store.h"
 
+#include <atomic>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
@@ -29,8 +30,17 @@ class DeviceHostStore final : public ExactStore {
   void StartSave(SlotId slot) override { Enqueue({slot, true, 0}); }
   void StartFetch(SlotId slot) override { Enqueue({slot, false, checksums_[slot.value()]}); }
   IoState Poll(SlotId slot) override {
-    Drain();
+    if (any_done_.load(std::memory_order_acquire)) Drain();
     return state_[slot.value()];
+  }
+  void Flush() override {
+    if (gathered_.empty()) return;
+    {
+      std::lock_guard lock(mutex_);
+      jobs_.insert(jobs_.end(), gathered_.begin(), gathered_.end());
+    }
+    gathered_.clear();
+    wake_.notify_one();
   }
   void CorruptForTest(SlotId slot) override { Map(slot)[page_bytes_ / 2] ^= std::byte{4}; }
 
@@ -44,11 +54,7 @@ class DeviceHostStore final : public ExactStore {
 
   void Enqueue(const Job& job) {
     state_[job.slot.value()] = IoState::kPending;
-    {
-      std::lock_guard lock(mutex_);
-      jobs_.push_back(job);
-    }
-    wake_.notify_one();
+    gathered_.push_back(job);
   }
   void Drain() {
     std::lock_guard lock(mutex_);
@@ -57,6 +63,7 @@ class DeviceHostStore final : public ExactStore {
       state_[job.slot.value()] = job.state;
     }
     done_.clear();
+    any_done_.store(false, std::memory_order_relaxed);
   }
 
   // The worker: reads only the jobs' pages. It takes all jobs at once: the engine thread seldom
@@ -76,16 +83,19 @@ class DeviceHostStore final : public ExactStore {
       }
       lock.lock();
       done_.insert(done_.end(), taken.begin(), taken.end());
+      any_done_.store(true, std::memory_order_release);
       taken.clear();
     }
   }
 
   const HostMemory memory_;
   std::vector<IoState> state_;  // by slot; the engine thread's view
+  std::vector<Job> gathered_;   // until Flush
 
   std::mutex mutex_;  // jobs_, done_, stop_
   std::condition_variable wake_;
   std::vector<Job> jobs_, done_;
+  std::atomic<bool> any_done_ = false;  // spares the engine thread the lock; set under it
   bool stop_ = false;
   std::thread worker_;
 };

@@ -54,6 +54,9 @@ class ExactStore {
   /// Bring the bytes into the buffer and verify them.
   virtual void StartFetch(SlotId slot) = 0;
   virtual IoState Poll(SlotId slot) = 0;
+  /// What StartSave and StartFetch asked for may wait for this call, so that a store with a thread
+  /// of its own wakes it once for many slots.
+  virtual void Flush() {}
 
   /// For tests: spoils what is kept for `slot`, as a broken disk or memory would.
   virtual void CorruptForTest(SlotId slot) = 0;

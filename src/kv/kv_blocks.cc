@@ -77,7 +77,7 @@ void KvManager::Count(const Block& block, int sign) {
       sequence->level_count[block.level] += sign;
     }
     sequence->missing_pages += sign * (pages_per_block() - pages);
-    if (sign > 0) sequence->views[block.index] = sequence->ViewOf(block);
+    if (sign > 0) sequence->SetView(block.index, sequence->ViewOf(block));
   }
 }
 
@@ -160,7 +160,7 @@ void KvManager::Forget(Sequence& sequence, std::int32_t index) {
            sequence.request);
   RemoveHolder(block, sequence);
   sequence.blocks[index] = nullptr;
-  sequence.views[index] = BlockView{};
+  sequence.SetView(index, BlockView{});
   sequence.chain_broken = true;
   ++counters_.blocks_dropped;
 }
@@ -300,7 +300,7 @@ BlockFacts KvManager::FactsOf(const Block& block, bool copy_valid) const {
 
 void KvManager::LogBlock(Reason reason, const Block& block, PlaneCount from, PlaneCount to,
                          int pages, RequestId request) {
-  log_.Add({step_, clock_.Now(), reason, request, block.id, from.k, from.v, to.k, to.v, pages});
+  log_.Add({step_, now_, reason, request, block.id, from.k, from.v, to.k, to.v, pages});
 }
 
 /// The block may have become a candidate for demotion: searches must not start behind it.

@@ -22,6 +22,7 @@ bool KvManager::StartSave(Block& block, int from, bool background) {
   job.block = &block;
   job.save_from = static_cast<std::uint8_t>(from);
   job.started = clock_.Now();
+  job.items.reserve(2 * kPlanes);
   for (int is_v = 0; is_v < 2; ++is_v) {
     const auto& pages = is_v != 0 ? block.v : block.k;
     const int end =
@@ -209,6 +210,7 @@ bool KvManager::StartBring(Block& block, Level level, bool background) {
   const int count = want.pages() - have.pages();
   if (static_cast<int>(pool_.free()) < count) return false;
   CopyJob job;
+  job.items.reserve(static_cast<std::size_t>(count));
   job.kind = CopyJob::Kind::kBring;
   job.background = background;
   job.block = &block;
@@ -373,9 +375,12 @@ bool KvManager::StartRestore(Block& block, Level level) {
 // ---- both
 // -----------------------------------------------------------------------------------------------------------------
 
-void KvManager::Poll() {
-  if (store_ == nullptr) return;
-  const Nanoseconds now = clock_.Now();
+void KvManager::Poll(bool start_saves) {
+  if (store_ == nullptr) {
+    now_ = clock_.Now();
+    return;
+  }
+  const Nanoseconds now = now_ = clock_.Now();
   const double rate = static_cast<double>(options_.restore_bytes_per_second);
   // At most a tenth of a second's worth is saved up, but always enough for one whole block.
   const double most = std::max(rate / 10, static_cast<double>(page_bytes_) * 2 * kPlanes);
@@ -394,7 +399,7 @@ void KvManager::Poll() {
     }
   }
   ended_.clear();
-  if (!saves_.empty()) StartQueuedSaves();
+  if (start_saves) StartSaves();
 }
 
 }  // namespace pliant

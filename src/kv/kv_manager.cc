@@ -98,7 +98,7 @@ KvManager::KvManager(Backend& backend, const KvGeometry& geometry, const KvOptio
   sink_blocks_ = Blocks(options_.sink_tokens);
   bends_ = store_ != nullptr && floor_ > ceiling_;
   can_offload_ = store_ != nullptr;
-  restore_allowance_at_ = clock.Now();
+  restore_allowance_at_ = now_ = clock.Now();
   step_ = 1;
 }
 
@@ -191,9 +191,12 @@ void KvManager::Release(Sequence* sequence) {
   // Keep the vectors' memory.
   std::vector<Block*> blocks = std::move(s.blocks);
   std::vector<BlockView> views = std::move(s.views);
+  std::vector<std::int32_t> changes = std::move(s.view_changes);
+  changes.clear();
   s = Sequence();
   s.blocks = std::move(blocks);
   s.views = std::move(views);
+  s.view_changes = std::move(changes);
   free_sequences_.push_back(sequence);
 }
 
@@ -260,6 +263,18 @@ void KvManager::Advance(Sequence& sequence, std::int64_t rows, std::span<const s
     Publish(sequence, block, tokens.subspan(i * kBlockTokens, kBlockTokens));
     QueueSave(block, sequence.save_from);
   }
+}
+
+void KvManager::CopyViews(Sequence& sequence, BlockView* to, std::uint64_t& mark) {
+  const bool listed = mark != 0 && mark == sequence.views_mark &&
+                      sequence.view_changes.size() <= Sequence::kMostViewChanges;
+  if (listed) {
+    for (const std::int32_t index : sequence.view_changes) to[index] = sequence.views[index];
+  } else {
+    std::copy(sequence.views.begin(), sequence.views.end(), to);
+  }
+  sequence.view_changes.clear();
+  mark = sequence.views_mark = ++view_marks_;
 }
 
 void KvManager::KeepCopies(Sequence& sequence) {

@@ -121,6 +121,10 @@ class KvManager {
   void Advance(Sequence& sequence, std::int64_t rows, std::span<const std::int32_t> tokens,
                Level context);
 
+  /// Makes `to` the sequence's views, all of them, where it holds what they were when `mark` was
+  /// set by this function; with any other mark (0) whatever it holds is overwritten. Sets `mark`.
+  void CopyViews(Sequence& sequence, BlockView* to, std::uint64_t& mark);
+
   /// Brings missing planes to the device until the sequence is Ready. Call again after each Poll
   /// while it says kPending.
   enum class LoadState { kReady, kPending, kNoPages, kLost };
@@ -155,14 +159,22 @@ class KvManager {
 
   // ---- steps and copies
   // ---------------------------------------------------------------------------------------------------
-  /// Takes the results of copies, starts queued write-aheads.
-  void Poll();
+  /// Takes the results of copies; starts queued write-aheads, unless StartSaves will.
+  void Poll(bool start_saves = true);
+  void StartSaves() {
+    if (!saves_.empty()) StartQueuedSaves();
+  }
   void BeginStep(std::uint64_t step);
-  void EndStep(std::uint64_t step) { pool_.EndStep(step); }
+  void EndStep(std::uint64_t step) {
+    now_ = clock_.Now();
+    pool_.EndStep(step);
+  }
   std::uint64_t step() const { return step_; }
   bool CopiesUnderWay() const { return !copies_.Idle(); }
   /// Bytes of background restores that the rate allows now.
   double restore_allowance() const { return restore_allowance_; }
+  /// May another background copy start now?
+  bool CopiesHaveRoom() const { return copies_.HasRoom(); }
   /// Do state, dwell time, rate and copies under way allow a background restore to `level`?
   bool MayRestore(const Block& block, Level level) const;
   /// Starts one if so and if pages are free.
@@ -280,7 +292,9 @@ class KvManager {
   bool store_was_full_ = false;
   std::vector<CopyJob> ended_;  // scratch of Poll
 
-  std::uint64_t step_ = 0;        // the step being planned
+  std::uint64_t step_ = 0;  // the step being planned
+  Nanoseconds now_ = 0;     // of the last Poll or EndStep: decisions of one plan have one time
+  std::uint64_t view_marks_ = 0;  // given out by CopyViews
   double restore_allowance_ = 0;  // bytes
   Nanoseconds restore_allowance_at_ = 0;
 

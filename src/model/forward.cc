@@ -7,7 +7,8 @@
 
 namespace pliant {
 
-Status Model::Forward(Backend& backend, const StepBatch& batch) {
+Status Model::Forward(Backend& backend, const StepBatch& batch,
+                      const std::function<void()>& meanwhile) {
   PLIANT_CHECK(loaded_, "Load comes before Forward");
   if (batch.tokens.size() > static_cast<std::size_t>(max_rows_) ||
       batch.logit_rows.size() > static_cast<std::size_t>(max_logit_rows_)) {
@@ -36,6 +37,7 @@ Status Model::Forward(Backend& backend, const StepBatch& batch) {
     backend.MatMul(a.ffn, layer.down, layer.down_bias, a.residual, /*accumulate=*/true);
   }
   backend.Logits(a.residual, output_norm_, eps, output_);
+  if (meanwhile && backend.StartStep()) meanwhile();
   return backend.EndStep();
 }
 

@@ -77,8 +77,10 @@ class Model {
   Status Load(Backend& backend, int max_rows, int max_logit_rows, const Progress& progress);
 
   /// One step: BeginStep, every layer's ops, Logits, EndStep. InvalidArgument when the batch is
-  /// larger than Load was told.
-  Status Forward(Backend& backend, const StepBatch& batch);
+  /// larger than Load was told. `meanwhile` is called before EndStep while a device works on the
+  /// step; never where StartStep says that none does.
+  Status Forward(Backend& backend, const StepBatch& batch,
+                 const std::function<void()>& meanwhile = {});
 
  private:
   struct Layer {

@@ -2,6 +2,7 @@
 // Each part makes a draft of measures, and commits it only when it leads to something.
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "sched/scheduler_impl.h"
 
@@ -15,13 +16,17 @@ constexpr std::uint64_t kRetrySteps = 8;
 constexpr std::int32_t kPatience = 16;
 // Times that a request which cannot be loaded is made to recompute instead, before it is given up.
 constexpr std::int32_t kMostLoads = 32;
+// A sequence's part of the block table grows by so many blocks at a time: what lies behind it
+// moves.
+constexpr std::int32_t kRegionBlocks = 8;
 constexpr Nanoseconds kPollCopies = 100'000, kPollElse = 1'000'000;
 
 }  // namespace
 
 StepPlan Scheduler::Impl::Plan() {
   ended.clear();
-  kv.Poll();
+  const bool saves_later = std::exchange(saves_come_later, false);
+  kv.Poll(!saves_later);
   MoveLoads();
   MoveOffloads();
   MindCapacities();
@@ -37,6 +42,7 @@ StepPlan Scheduler::Impl::Plan() {
   } while (grants.empty() && !admitted && BreakDeadlock());
   PlanRestores();
   stalled_plans = under_pressure ? stalled_plans + 1 : 0;
+  if (saves_later && grants.empty()) kv.StartSaves();
   Build(plan);
   return plan;
 }
@@ -392,19 +398,29 @@ void Scheduler::Impl::Build(StepPlan& plan) {
     return;
   }
   plan.step_ = ++steps;
-  for (const Grant& grant : grants) {
+  plan.regions_.resize(grants.size());
+  std::int32_t at = 0;
+  for (std::size_t i = 0; i < grants.size(); ++i) {
+    const Grant& grant = grants[i];
     Request& r = *grant.request;
     Sequence& s = *r.sequence;
     const auto computed = static_cast<std::int32_t>(s.computed);
     const auto blocks = (computed + grant.rows + kBlockTokens - 1) / kBlockTokens;
     const bool samples = grant.rows == r.remaining();
     plan.slices_.push_back({static_cast<std::int32_t>(plan.tokens_.size()), grant.rows, computed,
-                            static_cast<std::int32_t>(plan.blocks_.size()), blocks,
-                            IsWatched(r, grant.rows)});
+                            at, blocks, IsWatched(r, grant.rows)});
     plan.tokens_.insert(plan.tokens_.end(), r.tokens.begin() + computed,
                         r.tokens.begin() + computed + grant.rows);
-    for (std::int32_t i = 0; i < grant.rows; ++i) plan.positions_.push_back(computed + i);
-    plan.blocks_.insert(plan.blocks_.end(), s.views.begin(), s.views.begin() + blocks);
+    for (std::int32_t row = 0; row < grant.rows; ++row) plan.positions_.push_back(computed + row);
+    StepPlan::Region& region = plan.regions_[i];
+    const auto views = static_cast<std::int32_t>(s.views.size());
+    if (region.first != at || region.capacity < views ||
+        region.capacity > views + 2 * kRegionBlocks)
+      region = {at, (views / kRegionBlocks + 1) * kRegionBlocks, 0};
+    at += region.capacity;
+    if (static_cast<std::size_t>(at) > plan.blocks_.size())
+      plan.blocks_.resize(static_cast<std::size_t>(at));
+    kv.CopyViews(s, plan.blocks_.data() + region.first, region.mark);
     if (samples) {
       plan.logit_rows_.push_back(static_cast<std::int32_t>(plan.tokens_.size()) - 1);
       plan.samplers_.push_back(r.id);
@@ -414,6 +430,7 @@ void Scheduler::Impl::Build(StepPlan& plan) {
     r.flight_step = plan.step_;
     r.flight_context = std::max(s.WorstLevel(), kv.ceiling());
   }
+  plan.blocks_.resize(static_cast<std::size_t>(at));
   kv.BeginStep(plan.step_);
 }
 

@@ -13,7 +13,6 @@ void StepPlan::Clear() {
   positions_.clear();
   logit_rows_.clear();
   slices_.clear();
-  blocks_.clear();
   samplers_.clear();
   step_ = 0;
   prefill_rows_ = 0;
@@ -89,6 +88,11 @@ void Scheduler::Cancel(RequestId id) {
   if (request == nullptr) return;
   ++impl_->stats.cancelled;
   impl_->End(*request, Reason::kCancel);
+}
+
+void Scheduler::WhileRunning() {
+  kv_.StartSaves();
+  impl_->saves_come_later = true;
 }
 
 StepPlan Scheduler::Plan() {

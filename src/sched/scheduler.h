@@ -65,6 +65,9 @@ class Scheduler {
   /// Polls copies. Steps may be planned ahead: a request whose step is in flight is left out until
   /// that step is settled.
   StepPlan Plan();
+  /// While a planned step runs on a device that works by itself: what need not hold up the next
+  /// plan (write-aheads are started). A caller that never calls it has Plan do it.
+  void WhileRunning();
   /// Between running and sampling: what the plan's watched requests looked at
   /// (Backend::BlockWeights). Returns a flag for each of plan.samplers(): its row wanted a block
   /// that is not there, the token must not be used, and Settle will have it computed again when the

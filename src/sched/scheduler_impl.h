@@ -151,6 +151,7 @@ struct Scheduler::Impl {
   RequestId held_id;
   std::uint64_t held_until = 0, held_frees = 0, frees = 0;
 
+  bool saves_come_later = false;    // WhileRunning was called since the last Plan
   std::vector<std::uint8_t> again;  // what Review returned
   std::vector<SchedEvent> events;
   std::vector<std::pair<RequestId, RequestKvFacts>> ended;  // since the last Plan

@@ -47,12 +47,19 @@ class StepPlan {
 
  private:
   friend class Scheduler;
-  void Clear();
+  void Clear();  // all but the block table, most of which the next step will have too
+
+  /// Where in blocks_ an entry's views lie, with room for some more.
+  struct Region {
+    std::int32_t first = 0, capacity = 0;
+    std::uint64_t mark = 0;  // KvManager::CopyViews
+  };
 
   std::vector<Entry> entries_;
   std::vector<std::int32_t> tokens_, positions_, logit_rows_;
   std::vector<SequenceSlice> slices_;
   std::vector<BlockView> blocks_;
+  std::vector<Region> regions_;
   std::vector<RequestId> samplers_;
   std::uint64_t step_ = 0;
   std::int32_t prefill_rows_ = 0;

@@ -102,6 +102,30 @@ TEST(Sampling, FollowsItsRules) {
   EXPECT_LE(different, 2);  // floats against doubles, at a boundary
 }
 
+TEST(Sampling, LogprobsAreOfTheRowAsTheModelGaveIt) {
+  const float never = -std::numeric_limits<float>::infinity();
+  const std::vector<float> logits = {1, 3, 0, 2, never, 2};
+  const double sum = std::exp(1.0) + std::exp(3.0) + 1 + 2 * std::exp(2.0);
+  RowSampler sampler;
+  const std::vector<LogitChange> changes = {{.id = 2, .add = 100}, {.id = 1, .add = never}};
+  RowLogprobs logprobs;
+  logprobs.count = -7;
+  EXPECT_EQ(SampleLogits(logits, {}, sampler, changes, &logprobs), 2);
+  EXPECT_EQ(logprobs.count, -7);  // not asked for
+  EXPECT_EQ(SampleLogits(logits, {.logprobs = 3}, sampler, changes, &logprobs), 2);
+  EXPECT_NEAR(logprobs.chosen, -std::log(sum), 1e-6);
+  ASSERT_EQ(logprobs.count, 3);
+  const int ids[] = {1, 3, 5};
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(logprobs.ids[i], ids[i]);
+    EXPECT_NEAR(logprobs.values[i], (i == 0 ? 3 : 2) - std::log(sum), 1e-6);
+  }
+  SampleLogits(logits, {.logprobs = kMostTopLogprobs}, sampler, {}, &logprobs);
+  ASSERT_EQ(logprobs.count, 6);
+  EXPECT_EQ(logprobs.ids[5], 4);
+  EXPECT_EQ(logprobs.values[5], never);
+}
+
 TEST(Sampling, GreedyTakesTheLowestIdOfTheLargest) {
   RowSampler sampler;
   EXPECT_EQ(SampleLogits(std::vector<float>{1, 3, 3, 2}, RowSampling{}, sampler), 1);
@@ -151,7 +175,8 @@ TEST(Sampling, TheReferenceBackendTakesTokensAndKeepsTheRowsOfTheHost) {
   EXPECT_GT(backend->LogitRows()[2], 1.f);
   // The third row's changes: token 3 is worth more.
   const std::vector<LogitChange> changes = {{.id = 5, .add = -99}, {.id = 3, .add = 1}};
-  const std::vector<RowSampling> changed = {{}, {}, {.first_change = 1, .changes = 1}};
+  const std::vector<RowSampling> changed = {
+      {.logprobs = 0}, {}, {.first_change = 1, .changes = 1, .logprobs = 2}};
   batch.sampling = changed;
   batch.changes = changes;
   ASSERT_TRUE(backend->BeginStep(batch).ok());
@@ -160,11 +185,26 @@ TEST(Sampling, TheReferenceBackendTakesTokensAndKeepsTheRowsOfTheHost) {
   ASSERT_TRUE(backend->EndStep().ok());
   EXPECT_EQ(backend->SampledTokens()[0], 5);
   EXPECT_EQ(backend->SampledTokens()[2], 3);
+  const std::span<const RowLogprobs> logprobs = backend->SampledLogprobs();
+  ASSERT_EQ(logprobs.size(), 3u);
+  EXPECT_EQ(logprobs[0].count, 0);
+  // Embedded rows are normed to a length of sqrt(kWords): the token itself against six others.
+  const double peak = std::sqrt(double{kWords});
+  EXPECT_NEAR(logprobs[0].chosen, peak - std::log(std::exp(peak) + 6), 1e-6);
+  EXPECT_NEAR(logprobs[2].chosen, -std::log(7.0), 1e-6);  // its own token is beyond those counted
+  EXPECT_EQ(logprobs[2].count, 2);
+  EXPECT_EQ(logprobs[2].ids[0], 0);
+  EXPECT_EQ(logprobs[2].ids[1], 1);
   for (const RowSampling& beyond : std::vector<RowSampling>{{.first_change = 2, .changes = 1},
                                                             {.first_change = -1, .changes = 1},
                                                             {.first_change = 1, .changes = -1},
                                                             {.first_change = 1, .changes = 2}}) {
     const std::vector<RowSampling> rows = {{}, beyond, {}};
+    batch.sampling = rows;
+    EXPECT_EQ(backend->BeginStep(batch).code(), StatusCode::kInvalidArgument);
+  }
+  for (const std::int32_t beyond : {-2, kMostTopLogprobs + 1}) {
+    const std::vector<RowSampling> rows = {{}, {.logprobs = beyond}, {}};
     batch.sampling = rows;
     EXPECT_EQ(backend->BeginStep(batch).code(), StatusCode::kInvalidArgument);
   }

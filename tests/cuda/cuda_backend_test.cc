@@ -72,7 +72,8 @@ class World {
         channel[i] = 0.25f * (1 + (pair * 7 + i / c.head_dim) % 13);
       }
       std::vector<float> center(channel.size());
-      for (std::size_t i = 0; i < center.size(); ++i) center[i] = 0.25f * (static_cast<int>(i % 9) - 4);
+      for (std::size_t i = 0; i < center.size(); ++i)
+        center[i] = 0.25f * (static_cast<int>(i % 9) - 4);
       EXPECT_TRUE(backend_->SetKeyCode({channel, center}).ok());
     }
     for (int i = 0; i < c.head_dim / 2; ++i)
@@ -287,10 +288,20 @@ TEST_P(CudaBackend, GraphsGiveTheTokensOfOrdinaryLaunches) {
     if (s == 15) rows = {1, 5, 1, 1, 1, 1, 1};
     StepBatch batch = sequences.Batch(rows);
     std::vector<RowSampling> sampling;
+    std::vector<LogitChange> changes;
     for (std::size_t i = 0; i < batch.logit_rows.size(); ++i) {
-      sampling.push_back({.uniform = (random() >> 8) * 0x1p-24, .temperature = 0.5f});
+      sampling.push_back({.uniform = (random() >> 8) * 0x1p-24,
+                          .temperature = 0.5f,
+                          .first_change = static_cast<std::int32_t>(changes.size()),
+                          .logprobs = static_cast<std::int32_t>(random() % 4) - 1});
+      if (s < 3) continue;  // the first graphs know of no changes
+      for (std::int32_t id = random() % 3; id < plain.width(); id += 3) {
+        changes.push_back({.id = id, .penalty = 1.25f, .add = 0.5f});
+        ++sampling.back().changes;
+      }
     }
     batch.sampling = sampling;
+    batch.changes = changes;
     batch.sampled_columns = plain.width() - 1;
     plain.Step(batch, 0);
     graphs.Step(batch, 0);
@@ -299,6 +310,12 @@ TEST_P(CudaBackend, GraphsGiveTheTokensOfOrdinaryLaunches) {
     for (std::size_t i = 0; i < want.size(); ++i, ++compared) {
       EXPECT_EQ(got[i], want[i]) << "step " << s << " row " << i;
       EXPECT_GE(got[i], 0);
+      if (sampling[i].logprobs < 0) continue;
+      const RowLogprobs &a = plain.backend().SampledLogprobs()[i],
+                        &b = graphs.backend().SampledLogprobs()[i];
+      EXPECT_EQ(a.count, sampling[i].logprobs);
+      EXPECT_EQ(std::memcmp(&a, &b, 8 + a.count * sizeof(int)), 0);
+      EXPECT_EQ(std::memcmp(a.values, b.values, a.count * sizeof(float)), 0);
     }
     if (s % 5 == 4) sequences.Demote();
   }
@@ -330,7 +347,8 @@ class CudaBackendOps : public testing::Test {
   }
 };
 
-/// Of few rows, and of so many that what SiLU takes is bf16 and the products' algorithms are chosen.
+/// Of few rows, and of so many that what SiLU takes is bf16 and the products' algorithms are
+/// chosen.
 void CheckFeedForward(int row_count) {
   constexpr int kVocabulary = 40, kHidden = 96, kFeatures = 160;
   const int blocks = (row_count + kBlockTokens - 1) / kBlockTokens;
@@ -361,8 +379,10 @@ void CheckFeedForward(int row_count) {
                    wide = *backend.AddTensor(row_count, 2 * kFeatures),
                    narrow = *backend.AddTensor(row_count, kFeatures);
     EXPECT_GT(backend.WeightBytes(), 0u);
-    EXPECT_TRUE(backend.AllocatePages({.layers = 1, .kv_heads = 1, .head_dim = 64}, 8 * blocks).ok());
-    std::vector<std::int32_t> tokens(row_count), positions(row_count), logits = {0, 5, row_count - 1};
+    EXPECT_TRUE(
+        backend.AllocatePages({.layers = 1, .kv_heads = 1, .head_dim = 64}, 8 * blocks).ok());
+    std::vector<std::int32_t> tokens(row_count), positions(row_count),
+        logits = {0, 5, row_count - 1};
     for (int i = 0; i < row_count; ++i) tokens[i] = (i * 7) % kVocabulary, positions[i] = i;
     std::vector<BlockView> views(blocks);
     for (int b = 0; b < blocks; ++b)
@@ -440,7 +460,8 @@ TEST_F(CudaBackendOps, ChannelStatisticsAreTheReferences) {
   got.backend().StartChannelStatistics();
   want.Step(batch, 0);
   got.Step(batch, 0);
-  const ChannelStatistics a = want.backend().TakeChannelStatistics(), b = got.backend().TakeChannelStatistics();
+  const ChannelStatistics a = want.backend().TakeChannelStatistics(),
+                          b = got.backend().TakeChannelStatistics();
   ASSERT_EQ(a.key_min.size(), b.key_min.size());
   ASSERT_EQ(a.key_max.size(), b.key_max.size());
   ASSERT_EQ(a.query_energy.size(), b.query_energy.size());

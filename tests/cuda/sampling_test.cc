@@ -27,7 +27,8 @@ class CudaSampling : public testing::Test {
 
 std::vector<std::int32_t> OnDevice(const std::vector<float>& logits, std::int64_t stride,
                                    int columns, const std::vector<RowSampling>& how,
-                                   std::vector<LogitChange> changes = {}) {
+                                   std::vector<LogitChange> changes = {},
+                                   std::vector<RowLogprobs>* logprobs = nullptr) {
   auto data = DeviceArray<float>::Make(logits.size(), "logits").value();
   auto rows = DeviceArray<RowSampling>::Make(how.size(), "rows").value();
   auto tokens = DeviceArray<std::int32_t>::Make(how.size(), "tokens").value();
@@ -38,9 +39,13 @@ std::vector<std::int32_t> OnDevice(const std::vector<float>& logits, std::int64_
   cuda::Upload<RowSampling>(how, rows.data());
   std::vector<std::int32_t> out(how.size(), -77);
   cuda::Upload<std::int32_t>(out, tokens.data());
+  // As the backend has it: written to the host's memory by the kernel.
+  auto own = cuda::PinnedArray<RowLogprobs>::Make(how.size(), "logprobs").value();
+  for (std::size_t i = 0; i < how.size(); ++i) own[i] = {.chosen = 1, .count = -77};
   cuda::LaunchSample(data.data(), stride, columns, static_cast<int>(how.size()), rows.data(),
-                     change_data.data(), tokens.data(), nullptr);
+                     change_data.data(), tokens.data(), own.data(), nullptr);
   PLIANT_CUDA_CHECK(cudaDeviceSynchronize());
+  if (logprobs != nullptr) logprobs->assign(own.data(), own.data() + how.size());
   cuda::Download<std::int32_t>(tokens.data(), out);
   return out;
 }
@@ -168,6 +173,57 @@ TEST_F(CudaSampling, ChangedRowsMatchTheOracle) {
   EXPECT_EQ(
       OnDevice(rows[0], kColumns, kColumns, {{.temperature = 1, .changes = kColumns}}, all)[0],
       kNoToken);
+}
+
+/// Greedy and drawn rows, changed and not, with ties, holes of -inf, rows shorter than what is
+/// asked for, and rows whose best tokens all belong to one thread.
+TEST_F(CudaSampling, LogprobsMatchTheOracle) {
+  for (const int columns : {5, 1000, 3001, 128256}) {
+    const int rows_count = columns > 100000 ? 6 : 24;
+    std::mt19937 random(static_cast<unsigned>(columns));
+    std::vector<float> logits;
+    std::vector<std::vector<float>> rows;
+    std::vector<RowSampling> how;
+    std::vector<LogitChange> changes;
+    for (int r = 0; r < rows_count; ++r) {
+      rows.push_back(RandomRow(random, columns, r % 5 == 4 ? 0.01f : 2.f, r % 3 == 1));
+      if (r % 6 == 5) {
+        for (int i = 7; i < columns; i += 1024) rows[r][i] = 20.f - static_cast<float>(i % 4096);
+      }
+      rows[r][0] = 1.5f;  // never all -inf
+      logits.insert(logits.end(), rows[r].begin(), rows[r].end());
+      how.push_back({.uniform = (random() >> 5) * 0x1p-27,
+                     .temperature = r % 2 == 0 ? 0.f : 0.9f,
+                     .first_change = static_cast<std::int32_t>(changes.size()),
+                     .logprobs = r % 7 == 6 ? -1 : std::min(r, kMostTopLogprobs)});
+      if (r % 4 != 2) continue;
+      for (int i = 0; i < columns; i += 1 + columns / 2000)
+        changes.push_back(
+            {.id = i, .penalty = 1.5f, .subtract = 0.25f, .add = i % 3 == 0 ? 9.f : 0.f});
+      how.back().changes = static_cast<std::int32_t>(changes.size()) - how.back().first_change;
+    }
+    std::vector<RowLogprobs> got;
+    const auto tokens = OnDevice(logits, columns, columns, how, changes, &got);
+    for (int r = 0; r < rows_count; ++r) {
+      SCOPED_TRACE(std::to_string(columns) + " columns, row " + std::to_string(r));
+      if (how[r].logprobs < 0) {
+        EXPECT_EQ(got[r].count, -77);
+        continue;
+      }
+      ASSERT_GE(tokens[r], 0);
+      const RowLogprobs want = LogprobsOf(rows[r], tokens[r], how[r].logprobs);
+      EXPECT_NEAR(got[r].chosen, want.chosen, 2e-6f * (1 + std::abs(want.chosen)));
+      ASSERT_EQ(got[r].count, want.count);
+      for (int i = 0; i < want.count; ++i) {
+        EXPECT_EQ(got[r].ids[i], want.ids[i]) << i;
+        if (std::isinf(want.values[i]))
+          EXPECT_EQ(got[r].values[i], want.values[i]) << i;
+        else
+          EXPECT_NEAR(got[r].values[i], want.values[i], 2e-6f * (1 + std::abs(want.values[i])))
+              << i;
+      }
+    }
+  }
 }
 
 TEST_F(CudaSampling, FaultyRowsGiveNoTokenAndHostRowsAreLeftAlone) {

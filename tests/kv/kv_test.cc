@@ -275,6 +275,7 @@ class StoreTest : public ::testing::TestWithParam<StoreHome> {
     return std::move(*store);
   }
   static IoState Wait(ExactStore& store, SlotId slot) {
+    store.Flush();
     while (store.Poll(slot) == IoState::kPending) std::this_thread::yield();
     return store.Poll(slot);
   }

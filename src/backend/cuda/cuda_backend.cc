@@ -340,9 +340,14 @@ class CudaBackend final : public Backend {
     }
   }
 
-  Status EndStep() override {
+  bool StartStep() override {
     StartWaiting(ElementType::kF32);
     if (in_graph_) graphs_.End(Moves(), ops_, stream_);
+    in_graph_ = false;
+    return true;
+  }
+  Status EndStep() override {
+    StartStep();
     stream_.Synchronize();
     idle_ = true;
     return {};
@@ -353,6 +358,11 @@ class CudaBackend final : public Backend {
   bool SamplesTokens() const override { return true; }
   std::span<const std::int32_t> SampledTokens() const override {
     return {host_tokens_.data(),
+            batch_sampling_.empty() ? 0 : static_cast<std::size_t>(logit_count_)};
+  }
+
+  std::span<const RowLogprobs> SampledLogprobs() const override {
+    return {host_logprobs_.data(),
             batch_sampling_.empty() ? 0 : static_cast<std::size_t>(logit_count_)};
   }
 
@@ -417,8 +427,7 @@ class CudaBackend final : public Backend {
     return tensor;
   }
 
-  /// Only sequences of one new row each, whose tokens are all taken on the device, from logits as
-  /// they are (how many changes there are changes where they lie).
+  /// Only sequences of one new row each, whose tokens are all taken on the device.
   bool MayBeGraph(const StepBatch& batch, std::int64_t rows) const {
     if (!use_graphs_ || last_heads_ == 0 || rows > kMostGraphRows || statistics_.on() ||
         batch.sequences.size() != batch.tokens.size() ||
@@ -426,7 +435,7 @@ class CudaBackend final : public Backend {
       return false;
     }
     return std::all_of(batch.sampling.begin(), batch.sampling.end(),
-                       [](const RowSampling& row) { return row.on_host == 0 && row.changes == 0; });
+                       [](const RowSampling& row) { return row.on_host == 0; });
   }
 
   /// Starts the product that waits to know what its result is for, if one does.
@@ -487,9 +496,11 @@ class CudaBackend final : public Backend {
   void Sample(std::int64_t count) {
     Grow(tokens_, count, "sampled tokens");
     Grow(host_tokens_, count, "sampled tokens");
+    Grow(host_logprobs_, count, "logprobs");
     const auto columns = std::min<std::int64_t>(sampled_columns_, logit_columns_);
     LaunchSample(logits_.data(), logit_columns_, static_cast<int>(columns), static_cast<int>(count),
-                 inputs_.sampling(), inputs_.changes(), tokens_.data(), stream_.get());
+                 inputs_.sampling(), inputs_.changes(), tokens_.data(), host_logprobs_.data(),
+                 stream_.get());
     PLIANT_CUDA_CHECK(cudaMemcpyAsync(host_tokens_.data(), tokens_.data(),
                                       static_cast<std::size_t>(count) * sizeof(std::int32_t),
                                       cudaMemcpyDeviceToHost, stream_.get()));
@@ -584,6 +595,7 @@ class CudaBackend final : public Backend {
   std::int32_t sampled_columns_ = 0;
   DeviceArray<std::int32_t> tokens_;
   PinnedArray<std::int32_t> host_tokens_;
+  PinnedArray<RowLogprobs> host_logprobs_;  // written by the kernel itself: few rows ask for them
 };
 
 }  // namespace

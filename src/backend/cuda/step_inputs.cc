@@ -99,7 +99,13 @@ Status StepInputs::Begin(const StepBatch& batch, int padded_rows, int padded_log
   PLIANT_RETURN_IF_ERROR(step_.Reserve(
       rows * 3 * sizeof(std::int32_t) + logits * (sizeof(std::int32_t) + sizeof(RowSampling)) +
       batch.blocks.size_bytes() + source_list_.size() * sizeof(int2) +
-      tile_list_.size() * sizeof(PrefillTile) + batch.changes.size_bytes() + 11 * kAlign));
+      tile_list_.size() * sizeof(PrefillTile) + 10 * kAlign));
+  // Apart, since how many there are must not decide where a graph finds anything.
+  if (!batch.changes.empty()) {
+    PLIANT_RETURN_IF_ERROR(change_mirror_.Reserve(batch.changes.size_bytes() + kAlign));
+    change_mirror_.Put(batch.changes);
+    change_mirror_.Send(stream);
+  }
   const auto put_padded = [&](std::span<const std::int32_t> values, std::size_t count) {
     padded_list_.assign(values.begin(), values.end());
     padded_list_.resize(count, 0);
@@ -115,7 +121,6 @@ Status StepInputs::Begin(const StepBatch& batch, int padded_rows, int padded_log
   blocks_at_ = step_.Put(batch.blocks);
   sources_at_ = step_.Put<int2>(source_list_);
   tiles_at_ = step_.Put<PrefillTile>(tile_list_);
-  changes_at_ = step_.Put(batch.changes);
   step_.Send(stream);
   return {};
 }

@@ -31,7 +31,7 @@ class StepInputs {
   /// Sends a checked batch. `group_blocks`: gathered blocks a prefill group may have, unless one
   /// sequence needs more. `padded_rows`: at least the batch's rows; rows beyond them are padding
   /// (token 0, no slot, no attention). `padded_logits` likewise: logits of row 0, not sampled.
-  /// Where an array lies depends on the padded numbers alone, except for the last four.
+  /// Where an array lies depends on the padded numbers alone, except for blocks, sources and tiles.
   /// `tile_rows`: of prefill attention's tiles.
   Status Begin(const StepBatch& batch, int padded_rows, int padded_logits, std::size_t group_blocks,
                int tile_rows, const Stream& stream);
@@ -45,14 +45,17 @@ class StepInputs {
   const std::int32_t* slots() const { return At<std::int32_t>(slots_at_); }
   const std::int32_t* logit_rows() const { return At<std::int32_t>(logit_rows_at_); }
   const RowSampling* sampling() const { return At<RowSampling>(sampling_at_); }
-  const LogitChange* changes() const { return At<LogitChange>(changes_at_); }
+  /// Null until there were any. The kernel may use them up.
+  LogitChange* changes() const {
+    return reinterpret_cast<LogitChange*>(change_mirror_.device.data());
+  }
   const std::uint32_t* blocks() const { return At<std::uint32_t>(blocks_at_); }
   const int2* sources() const { return At<int2>(sources_at_); }
   const PrefillTile* tiles() const { return At<PrefillTile>(tiles_at_); }
   int rows() const { return rows_; }                // with padding
   int logit_count() const { return logit_count_; }  // with padding
   /// Counts the times that a buffer moved: whoever keeps addresses must fetch them anew.
-  std::uint64_t moves() const { return step_.moves + plan_mirror_.moves; }
+  std::uint64_t moves() const { return step_.moves + plan_mirror_.moves + change_mirror_.moves; }
   const std::vector<PrefillGroup>& prefill() const { return groups_; }
   /// Blocks of the largest group.
   int gathered_blocks() const { return gathered_blocks_; }
@@ -79,9 +82,9 @@ class StepInputs {
     return reinterpret_cast<const T*>(step_.device.data() + offset);
   }
 
-  Mirror step_, plan_mirror_;
+  Mirror step_, plan_mirror_, change_mirror_;
   std::size_t tokens_at_ = 0, positions_at_ = 0, slots_at_ = 0, logit_rows_at_ = 0,
-              sampling_at_ = 0, blocks_at_ = 0, sources_at_ = 0, tiles_at_ = 0, changes_at_ = 0;
+              sampling_at_ = 0, blocks_at_ = 0, sources_at_ = 0, tiles_at_ = 0;
   std::size_t segments_at_ = 0, ranges_at_ = 0, cut_rows_at_ = 0;
   int rows_ = 0, logit_count_ = 0, gathered_blocks_ = 0;
   std::span<const BlockView> block_views_;  // the batch's, borrowed until EndStep

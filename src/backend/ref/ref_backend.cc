@@ -203,6 +203,7 @@ class ReferenceBackend final : public Backend {
     const Matrix& matrix = matrices_.at(weight.value());
     logits_.clear();
     sampled_.clear();
+    logprobs_.assign(batch_.sampling.size(), {});
     RowSampler sampler;
     for (std::size_t i = 0; i < batch_.logit_rows.size(); ++i) {
       const std::span<const float> row = TensorRow(x, batch_.logit_rows[i]);
@@ -213,10 +214,11 @@ class ReferenceBackend final : public Backend {
         const RowSampling& how = batch_.sampling[i];
         const auto columns =
             std::min<std::size_t>(product.size(), static_cast<std::size_t>(batch_.sampled_columns));
-        sampled_.push_back(
-            how.on_host != 0 ? kNoToken
-                             : SampleLogits(std::span(product).first(columns), how, sampler,
-                                            batch_.changes.subspan(how.first_change, how.changes)));
+        sampled_.push_back(how.on_host != 0
+                               ? kNoToken
+                               : SampleLogits(std::span(product).first(columns), how, sampler,
+                                              batch_.changes.subspan(how.first_change, how.changes),
+                                              &logprobs_[i]));
         if (how.on_host == 0) continue;
       }
       logits_.insert(logits_.end(), product.begin(), product.end());
@@ -229,6 +231,7 @@ class ReferenceBackend final : public Backend {
   std::span<const float> LogitRows() const override { return logits_; }
   bool SamplesTokens() const override { return true; }
   std::span<const std::int32_t> SampledTokens() const override { return sampled_; }
+  std::span<const RowLogprobs> SampledLogprobs() const override { return logprobs_; }
 
   // ---- page copies: done at once, seen through the same tickets as everywhere ----
   CopyTicket CopyOut(std::span<const PageCopy> copies) override {
@@ -290,6 +293,7 @@ class ReferenceBackend final : public Backend {
   StepBatch batch_;
   std::vector<float> logits_;
   std::vector<std::int32_t> sampled_;
+  std::vector<RowLogprobs> logprobs_;
   std::vector<CopyState> tickets_;
 };
 

@@ -1,4 +1,4 @@
-// A backend that takes tokens itself, as a GPU does: the CPU backend, with backend/sampling.h behind its logits.
+// A backend that takes tokens itself and says that it works behind the engine, as a GPU does: the CPU backend, with backend/sampling.h behind its logits.
 #pragma once
 
 #include <memory>
@@ -43,11 +43,13 @@ class SamplingBackend final : public Backend {
   }
   void SiluMul(TensorId gate_up, TensorId out) override { inner_->SiluMul(gate_up, out); }
   void Logits(TensorId x, VectorId norm, float eps, MatrixId weight) override { inner_->Logits(x, norm, eps, weight); }
+  bool StartStep() override { return true; }  // the engine does its other work then
   Status EndStep() override {
     const Status status = inner_->EndStep();
     const std::span<const float> all = inner_->LogitRows();
     host_.clear();
     tokens_.assign(sampling_.size(), kNoToken);
+    logprobs_.assign(sampling_.size(), {});
     const std::size_t width = logit_rows_ == 0 ? 0 : all.size() / logit_rows_;
     for (std::size_t i = 0; i < logit_rows_; ++i) {
       const std::span<const float> row = all.subspan(i * width, width);
@@ -56,7 +58,7 @@ class SamplingBackend final : public Backend {
       } else {
         const RowSampling& how = sampling_[i];
         tokens_[i] = SampleLogits(row.first(std::min(columns_, row.size())), how, sampler_,
-                                  std::span(changes_).subspan(how.first_change, how.changes));
+                                  std::span(changes_).subspan(how.first_change, how.changes), &logprobs_[i]);
         ++taken;
       }
     }
@@ -65,6 +67,7 @@ class SamplingBackend final : public Backend {
   std::span<const float> LogitRows() const override { return host_; }
   bool SamplesTokens() const override { return true; }
   std::span<const std::int32_t> SampledTokens() const override { return tokens_; }
+  std::span<const RowLogprobs> SampledLogprobs() const override { return logprobs_; }
   CopyTicket CopyOut(std::span<const PageCopy> copies) override { return inner_->CopyOut(copies); }
   CopyTicket CopyIn(std::span<const PageCopy> copies) override { return inner_->CopyIn(copies); }
   CopyState Poll(CopyTicket ticket) override { return inner_->Poll(ticket); }
@@ -79,6 +82,7 @@ class SamplingBackend final : public Backend {
   std::size_t columns_ = 0, logit_rows_ = 0;
   std::vector<float> host_;
   std::vector<std::int32_t> tokens_;
+  std::vector<RowLogprobs> logprobs_;
   RowSampler sampler_;
 };
 

@@ -25,6 +25,10 @@ struct Shared {
   Sum target;    // what is still lacking below the chosen bin
   unsigned bin;  // chosen; kBins: none
   int token;
+  double warp_masses[kWarps];
+  double log_sum;
+  float own_logit;  // of the token, as the model gave it
+  RowLogprobs logprobs;
 };
 
 /// Where the tokens that are kept end: those of a larger key, and the first `equals` of this key.
@@ -142,11 +146,24 @@ __device__ Cut Both(const Cut& a, const Cut& b) {
   return {a.key, a.equals < b.equals ? a.equals : b.equals};
 }
 
+__device__ __forceinline__ bool Better(float a, int a_id, float b, int b_id) {
+  return a > b || (a == b && a_id < b_id);
+}
+/// The best of a warp's, to all its lanes.
+__device__ __forceinline__ void BestOfWarp(float& value, int& id) {
+  for (int d = 16; d > 0; d >>= 1) {
+    const float other = __shfl_xor_sync(kAll, value, d);
+    const int other_id = __shfl_xor_sync(kAll, id, d);
+    if (Better(other, other_id, value, id)) value = other, id = other_id;
+  }
+}
+constexpr int kNoId = 0x7fffffff;
+
 /// Largest logit, its lowest id, and whether the row is sound. All threads get it.
 __device__ bool FindPeak(const float* logits, int columns, Shared& shared, float& peak, int& id) {
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   peak = -INFINITY;
-  id = 0x7fffffff;
+  id = kNoId;
   int poison = 0;
 #pragma unroll 8
   for (int i = threadIdx.x; i < columns; i += kThreads) {
@@ -154,23 +171,16 @@ __device__ bool FindPeak(const float* logits, int columns, Shared& shared, float
     poison |= isnan(x);
     if (x > peak) peak = x, id = i;
   }
-  const auto better = [](float a, int a_id, float b, int b_id) {
-    return a > b || (a == b && a_id < b_id);
-  };
-  for (int d = 16; d > 0; d >>= 1) {
-    const float other = __shfl_xor_sync(kAll, peak, d);
-    const int other_id = __shfl_xor_sync(kAll, id, d);
-    if (better(other, other_id, peak, id)) peak = other, id = other_id;
-  }
+  BestOfWarp(peak, id);
   poison = __any_sync(kAll, poison);
   if (lane == 0)
     shared.warp_values[warp] = peak, shared.warp_ids[warp] = id, shared.warp_flags[warp] = poison;
   __syncthreads();
   peak = -INFINITY;
-  id = 0x7fffffff;
+  id = kNoId;
   poison = 0;
   for (int w = 0; w < kWarps; ++w) {
-    if (better(shared.warp_values[w], shared.warp_ids[w], peak, id))
+    if (Better(shared.warp_values[w], shared.warp_ids[w], peak, id))
       peak = shared.warp_values[w], id = shared.warp_ids[w];
     poison |= shared.warp_flags[w];
   }
@@ -243,36 +253,75 @@ __device__ void Walk(const Row& row, const Cut& cut, double uniform, Shared& sha
   });
 }
 
-/// Unfused, so that the logits are the oracle's bit for bit.
-__device__ void Change(float* logits, int columns, const LogitChange* changes, int count) {
+/// What shared.logprobs says of a sound row but for the token taken, and shared.log_sum. The best
+/// are found one after the other: each thread knows the best of its ids, and the warp of the one
+/// that was found last looks for that thread's next.
+__device__ void Logprobs(const float* logits, int columns, float peak, int top, Shared& shared) {
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  double mass = 0;
+  float value = -INFINITY;
+  int id = kNoId;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < columns; i += kThreads) {
+    const float x = logits[i];
+    mass += expf(x - peak);
+    if (Better(x, i, value, id)) value = x, id = i;
+  }
+  for (int d = 16; d > 0; d >>= 1) mass += __shfl_xor_sync(kAll, mass, d);
+  if (lane == 0) shared.warp_masses[warp] = mass;
+  __syncthreads();
+  mass = 0;
+  for (int w = 0; w < kWarps; ++w) mass += shared.warp_masses[w];
+  const double log_sum = peak + log(mass);
+  const int count = min(top, columns);
+  if (threadIdx.x == 0) {
+    shared.log_sum = log_sum;
+    shared.logprobs.count = count;
+  }
+  for (int n = 0; n < count; ++n) {
+    float best = value;
+    int best_id = id;
+    BestOfWarp(best, best_id);
+    __syncthreads();  // the round before has been read
+    if (lane == 0) shared.warp_values[warp] = best, shared.warp_ids[warp] = best_id;
+    __syncthreads();
+    best = shared.warp_values[lane];
+    best_id = shared.warp_ids[lane];
+    BestOfWarp(best, best_id);
+    if (threadIdx.x == 0) {
+      shared.logprobs.ids[n] = best_id;
+      shared.logprobs.values[n] = static_cast<float>(best - log_sum);
+    }
+    const int owner = best_id % kThreads;
+    if (owner >> 5 != warp) continue;
+    float next = -INFINITY;
+    int next_id = kNoId;
+#pragma unroll 4
+    for (int i = owner + lane * kThreads; i < columns; i += 32 * kThreads) {
+      const float x = logits[i];
+      if (Better(best, best_id, x, i) && Better(x, i, next, next_id)) next = x, next_id = i;
+    }
+    BestOfWarp(next, next_id);
+    if (lane == (owner & 31)) value = next, id = next_id;
+  }
+}
+
+/// Unfused, so that the logits are the oracle's bit for bit. `keep`: what was added becomes the
+/// logit as it was.
+__device__ void Change(float* logits, int columns, LogitChange* changes, int count, bool keep) {
   for (int i = threadIdx.x; i < count; i += kThreads) {
     const LogitChange change = changes[i];
     if (change.id < 0 || change.id >= columns) continue;
     float x = logits[change.id];
+    if (keep) changes[i].add = x;
     x = x > 0.f ? __fdiv_rn(x, change.penalty) : __fmul_rn(x, change.penalty);
     logits[change.id] = __fadd_rn(__fsub_rn(x, change.subtract), change.add);
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
-    SampleKernel(float* all_logits, std::int64_t stride, int columns, const RowSampling* rows,
-                 const LogitChange* all_changes, std::int32_t* tokens) {
-  __shared__ Shared shared;
-  const RowSampling how = rows[blockIdx.x];
-  if (how.on_host != 0) return;
-  float* const logits = all_logits + blockIdx.x * stride;
-  Row row{logits, columns, 0, 0, -INFINITY};
-  int best;
-  bool sound = FindPeak(row.logits, columns, shared, row.peak, best);
-  if (sound && how.changes > 0) {
-    Change(logits, columns, all_changes + how.first_change, how.changes);
-    __syncthreads();
-    sound = FindPeak(row.logits, columns, shared, row.peak, best);
-  }
-  if (!sound || how.temperature == 0) {
-    if (threadIdx.x == 0) tokens[blockIdx.x] = sound ? best : kNoToken;
-    return;
-  }
+/// The token (all threads get it) of a row whose peak is `best`.
+__device__ int Draw(Row row, const RowSampling& how, int best, Shared& shared) {
+  const int columns = row.columns;
   row.inverse_temperature = 1.0f / fmaxf(how.temperature, 1e-5f);
   if (how.min_p > 0) row.cutoff = logf(how.min_p) / row.inverse_temperature;
   Cut cut;
@@ -303,15 +352,55 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   Walk(row, cut, how.uniform, shared);
   __syncthreads();
-  if (threadIdx.x == 0) tokens[blockIdx.x] = shared.token;
+  return shared.token;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    SampleKernel(float* all_logits, std::int64_t stride, int columns, const RowSampling* rows,
+                 LogitChange* all_changes, std::int32_t* tokens, RowLogprobs* logprobs) {
+  __shared__ Shared shared;
+  const RowSampling how = rows[blockIdx.x];
+  if (how.on_host != 0) return;
+  float* const logits = all_logits + blockIdx.x * stride;
+  LogitChange* const changes = all_changes + how.first_change;
+  Row row{logits, columns, 0, 0, -INFINITY};
+  int best;
+  bool sound = FindPeak(logits, columns, shared, row.peak, best);
+  if (sound && how.logprobs >= 0) {
+    Logprobs(logits, columns, row.peak, how.logprobs, shared);
+    __syncthreads();
+  }
+  if (sound && how.changes > 0) {
+    Change(logits, columns, changes, how.changes, how.logprobs >= 0);
+    __syncthreads();
+    sound = FindPeak(logits, columns, shared, row.peak, best);
+  }
+  const int token = !sound ? kNoToken : how.temperature == 0 ? best : Draw(row, how, best, shared);
+  if (threadIdx.x == 0) tokens[blockIdx.x] = token;
+  if (token == kNoToken || how.logprobs < 0) return;
+  if (threadIdx.x == 0) shared.own_logit = logits[token];
+  __syncthreads();
+  for (int i = threadIdx.x; i < how.changes; i += kThreads) {
+    if (changes[i].id == token) shared.own_logit = changes[i].add;  // see Change
+  }
+  __syncthreads();
+  if (threadIdx.x == 0)
+    shared.logprobs.chosen = static_cast<float>(shared.own_logit - shared.log_sum);
+  __syncthreads();
+  constexpr int kWords = sizeof(RowLogprobs) / sizeof(int);
+  if (threadIdx.x < kWords)
+    reinterpret_cast<int*>(logprobs + blockIdx.x)[threadIdx.x] =
+        reinterpret_cast<const int*>(&shared.logprobs)[threadIdx.x];
 }
 
 }  // namespace
 
 void LaunchSample(float* logits, std::int64_t stride, int columns, int rows, const RowSampling* how,
-                  const LogitChange* changes, std::int32_t* tokens, cudaStream_t stream) {
+                  LogitChange* changes, std::int32_t* tokens, RowLogprobs* logprobs,
+                  cudaStream_t stream) {
   if (rows == 0) return;
-  SampleKernel<<<rows, kThreads, 0, stream>>>(logits, stride, columns, how, changes, tokens);
+  SampleKernel<<<rows, kThreads, 0, stream>>>(logits, stride, columns, how, changes, tokens,
+                                              logprobs);
   PLIANT_CUDA_CHECK_LAUNCH();
 }
 

@@ -14,8 +14,11 @@
 namespace pliant::cuda {
 
 /// logits [rows][stride], changed as `changes` (StepBatch.changes) say; ids 0 .. columns - 1 may be
-/// taken. tokens[r]: the token, or kNoToken; rows that say on_host are not touched.
+/// taken. tokens[r]: the token, or kNoToken; rows that say on_host are not touched. logprobs[r],
+/// for rows that ask for them and get a token: on the device or pinned on the host. Logits are
+/// changed in place, and `changes` of rows with logprobs are used up.
 void LaunchSample(float* logits, std::int64_t stride, int columns, int rows, const RowSampling* how,
-                  const LogitChange* changes, std::int32_t* tokens, cudaStream_t stream);
+                  LogitChange* changes, std::int32_t* tokens, RowLogprobs* logprobs,
+                  cudaStream_t stream);
 
 }  // namespace pliant::cuda
