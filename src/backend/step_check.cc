@@ -1,6 +1,8 @@
 #include "backend/step_check.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <string>
 
 namespace pliant {
@@ -8,14 +10,23 @@ namespace {
 
 std::string Number(std::int64_t value) { return std::to_string(value); }
 
-/// Valid ids come first and lie below `pages`.
-bool PagesAreSound(const std::array<PageId, kPlanes>& ids, std::uint32_t pages) {
-  const int resident = ResidentPlanes(ids);
-  for (int plane = 0; plane < kPlanes; ++plane) {
-    if (plane < resident ? ids[plane].value() >= pages : ids[plane].valid()) return false;
+static_assert(sizeof(BlockView) == 2 * kPlanes * sizeof(std::uint32_t) && kPlanes == 4);
+using Four = std::uint32_t __attribute__((vector_size(16)));
+
+/// Of K's ids and V's: valid ones come first and lie below `pages`; else a lane is not 0. As
+/// vectors and without branches, since this looks at every block of every step.
+Four Faults(const BlockView& block, std::uint32_t pages) {
+  const Four absent = Four{} + PageId::kInvalidValue, first = Four{} + ~0u;
+  Four bad = {};
+  for (const auto& ids : {&block.k, &block.v}) {
+    Four four;
+    std::memcpy(&four, ids->data(), sizeof four);
+    const Four valid = four != absent, beyond = four >= Four{} + pages;
+    bad |= valid & (beyond | ~__builtin_shufflevector(valid, first, 4, 0, 1, 2));
   }
-  return true;
+  return bad;
 }
+bool Any(Four four) { return (four[0] | four[1] | four[2] | four[3]) != 0; }
 
 Status CheckSlice(const StepBatch& batch, const SequenceSlice& slice, std::int64_t next_row,
                   std::uint32_t pages) {
@@ -36,16 +47,20 @@ Status CheckSlice(const StepBatch& batch, const SequenceSlice& slice, std::int64
                            " of " + Number(static_cast<std::int64_t>(batch.blocks.size())) +
                            ", but " + Number(end) + " tokens need " + Number(needed));
   }
-  for (std::int64_t b = 0; b < needed; ++b) {
-    const BlockView& block = batch.blocks[slice.first_block + b];
-    if (!PagesAreSound(block.k, pages) || !PagesAreSound(block.v, pages)) {
-      return InvalidArgument("block " + Number(b) + " names a page beyond the " + Number(pages) +
-                             " there are, or has a gap between its planes");
-    }
-    const bool written = b >= slice.context / kBlockTokens;
-    if (written && (!block.k[0].valid() || !block.v[0].valid())) {
+  const std::span<const BlockView> own = batch.blocks.subspan(
+      static_cast<std::size_t>(slice.first_block), static_cast<std::size_t>(needed));
+  Four bad = {};
+  for (const BlockView& block : own) bad |= Faults(block, pages);
+  if (Any(bad)) {
+    const auto at = std::find_if(own.begin(), own.end(),
+                                 [&](const BlockView& block) { return Any(Faults(block, pages)); });
+    return InvalidArgument("block " + Number(at - own.begin()) + " names a page beyond the " +
+                           Number(pages) + " there are, or has a gap between its planes");
+  }
+  for (std::int64_t b = slice.context / kBlockTokens; b < needed; ++b) {
+    const BlockView& block = own[static_cast<std::size_t>(b)];
+    if (!block.k[0].valid() || !block.v[0].valid())
       return InvalidArgument("block " + Number(b) + " is written but has no pages");
-    }
   }
   return {};
 }
@@ -88,6 +103,10 @@ Status CheckStepBatch(const StepBatch& batch, std::uint32_t pages) {
     if (row.first_change < 0 || row.changes < 0 || row.changes > changes - row.first_change) {
       return InvalidArgument("step: logit changes " + Number(row.first_change) + " and " +
                              Number(row.changes) + " more, of " + Number(changes));
+    }
+    if (row.logprobs < -1 || row.logprobs > kMostTopLogprobs) {
+      return InvalidArgument("step: " + Number(row.logprobs) + " top logprobs, more than " +
+                             Number(kMostTopLogprobs));
     }
   }
   return {};

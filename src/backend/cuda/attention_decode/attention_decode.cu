@@ -521,7 +521,7 @@ void Launch(const KernelArgs& args, cudaStream_t stream) {
   if (args.a.max_cut_rows == 0) return;
   LaunchOverlapped(true, MergeKernel<D, Split(D)>,
                    dim3(args.a.max_cut_rows, args.kv_heads * args.chunks_per_head * Split(D)),
-                   dim3(256), 0, stream, args);
+                   dim3(D / Split(D) * 4), 0, stream, args);
 }
 
 }  // namespace

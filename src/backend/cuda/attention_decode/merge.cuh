@@ -10,74 +10,72 @@
 namespace pliant::cuda {
 namespace {
 
-/// One thread block a (cut row, piece): the partials are weighted and added up, eight segments at a
-/// time.
+/// One thread block a (cut row, piece): a quarter of its threads takes every fourth partial, each
+/// thread four neighbouring values; the quarters are then joined. Small enough in shared memory and
+/// registers to stand ready beside the attention kernel's last blocks.
 template <int D, int kSplit>
-__global__ void __launch_bounds__(256) MergeKernel(const __grid_constant__ KernelArgs args) {
-  constexpr int kTiles = D / 16 / kSplit, kValues = kHeadsPerChunk * D / kSplit, kWarps = 8;
+__global__ void __launch_bounds__(D / kSplit * 4, 1)
+    MergeKernel(const __grid_constant__ KernelArgs args) {
+  constexpr int kTiles = D / 16 / kSplit, kValues = kHeadsPerChunk * D / kSplit;
+  constexpr int kQuarter = kValues / 4, kQuarters = 4;
   const DecodeArgs& a = args.a;
   LetNextStart();
-  WaitForPrevious();  // also where there is nothing to do: this grid's end must mean attention's
+  // The plan was sent before any kernel of the step.
   const CutRow cut = a.cut_rows[blockIdx.x];
+  WaitForPrevious();  // also where there is nothing to do: this grid's end must mean attention's
   if (cut.count == 0) return;
   const int pieces = args.kv_heads * args.chunks_per_head * kSplit, piece = blockIdx.y;
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  const int quarter = threadIdx.x / kQuarter, own = threadIdx.x % kQuarter;
+  const int lane = own & 31, g = lane >> 2, t = lane & 3;
   const std::size_t stride = static_cast<std::size_t>(pieces) * PartialFloats<D, kSplit>();
   const float* const all = a.partials + cut.first * stride + piece * PartialFloats<D, kSplit>();
-  float result[2 * kTiles] = {}, mass = 0.f, top = -INFINITY;
-  for (int i = warp; i < cut.count; i += kWarps) {
-    const float* const from = all + i * stride;
-    const float2 own = *reinterpret_cast<const float2*>(from + kValues + 2 * t);
-    float4 part[kTiles / 2];
-#pragma unroll
-    for (int c = 0; c < kTiles / 2; ++c)
-      part[c] = reinterpret_cast<const float4*>(from)[c * 32 + lane];
-    if (own.x == -INFINITY) continue;
-    const float new_top = fmaxf(top, own.x);
-    const float keep = Exp2(top - new_top), scale = Exp2(own.x - new_top);
+  float4 sum = {};
+  float mass = 0.f, top = -INFINITY;
+  const auto add = [&](float4 v, float own_top, float own_mass) {
+    if (own_top == -INFINITY) return;
+    const float new_top = fmaxf(top, own_top);
+    const float keep = Exp2(top - new_top), scale = Exp2(own_top - new_top);
     top = new_top;
-    mass = fmaf(own.y, scale, mass * keep);
+    mass = fmaf(own_mass, scale, mass * keep);
+    sum.x = fmaf(v.x, scale, sum.x * keep);
+    sum.y = fmaf(v.y, scale, sum.y * keep);
+    sum.z = fmaf(v.z, scale, sum.z * keep);
+    sum.w = fmaf(v.w, scale, sum.w * keep);
+  };
+  constexpr int kBatch = 5;  // partials on their way at once
+  for (int first = quarter; first < cut.count; first += kQuarters * kBatch) {
+    float2 states[kBatch];
+    float4 values[kBatch];
 #pragma unroll
-    for (int c = 0; c < kTiles / 2; ++c) {
-      result[4 * c] = fmaf(part[c].x, scale, result[4 * c] * keep);
-      result[4 * c + 1] = fmaf(part[c].y, scale, result[4 * c + 1] * keep);
-      result[4 * c + 2] = fmaf(part[c].z, scale, result[4 * c + 2] * keep);
-      result[4 * c + 3] = fmaf(part[c].w, scale, result[4 * c + 3] * keep);
+    for (int n = 0; n < kBatch; ++n) {
+      const int i = first + n * kQuarters;
+      states[n] = make_float2(-INFINITY, 0.f);
+      if (i >= cut.count) continue;
+      const float* const from = all + i * stride;
+      states[n] = *reinterpret_cast<const float2*>(from + kValues + 2 * t);
+      values[n] = reinterpret_cast<const float4*>(from)[own];
     }
-  }
-  __shared__ float4 sums[kWarps][kTiles / 2][32];
-  __shared__ float2 states[kWarps][32];
 #pragma unroll
-  for (int c = 0; c < kTiles / 2; ++c)
-    sums[warp][c][lane] =
-        make_float4(result[4 * c], result[4 * c + 1], result[4 * c + 2], result[4 * c + 3]);
-  states[warp][lane] = make_float2(top, mass);
+    for (int n = 0; n < kBatch; ++n) add(values[n], states[n].x, states[n].y);
+  }
+  __shared__ float4 sums[kQuarters - 1][kQuarter];
+  __shared__ float2 states[kQuarters - 1][kQuarter];
+  if (quarter > 0) {
+    sums[quarter - 1][own] = sum;
+    states[quarter - 1][own] = make_float2(top, mass);
+  }
   __syncthreads();
-  if (warp != 0) return;
-  for (int w = 0; w < kWarps; ++w) top = fmaxf(top, states[w][lane].x);
+  if (quarter > 0) return;
 #pragma unroll
-  for (int i = 0; i < 2 * kTiles; ++i) result[i] = 0.f;
-  mass = 0.f;
-  for (int w = 0; w < kWarps; ++w) {
-    const float2 own = states[w][lane];
-    if (own.x == -INFINITY) continue;
-    const float scale = Exp2(own.x - top);
-    mass = fmaf(own.y, scale, mass);
-#pragma unroll
-    for (int c = 0; c < kTiles / 2; ++c) {
-      const float4 v = sums[w][c][lane];
-      result[4 * c] = fmaf(v.x, scale, result[4 * c]);
-      result[4 * c + 1] = fmaf(v.y, scale, result[4 * c + 1]);
-      result[4 * c + 2] = fmaf(v.z, scale, result[4 * c + 2]);
-      result[4 * c + 3] = fmaf(v.w, scale, result[4 * c + 3]);
-    }
-  }
+  for (int q = 0; q < kQuarters - 1; ++q) add(sums[q][own], states[q][own].x, states[q][own].y);
   const int chunk = piece / kSplit, kv_head = chunk / args.chunks_per_head;
   const int head = (chunk % args.chunks_per_head) * kHeadsPerChunk + t;
   if (head >= args.group) return;
-  StoreResult<kTiles>(args, cut.row,
-                      (kv_head * args.group + head) * D + piece % kSplit * (D / kSplit) + 2 * g,
-                      mass, result);
+  const float result[4] = {sum.x, sum.y, sum.z, sum.w};
+  StoreResult<2>(
+      args, cut.row,
+      (kv_head * args.group + head) * D + piece % kSplit * (D / kSplit) + own / 32 * 32 + 2 * g,
+      mass, result);
 }
 
 }  // namespace

@@ -58,6 +58,7 @@ struct DecodePlan {
   std::vector<Segment> segments;
   std::vector<Range> ranges;
   std::vector<CutRow> cut_rows;
+  std::vector<std::int32_t> weights;  // scratch: of the items' blocks
 };
 
 /// A row is cut into no more segments than this (beyond what kMaxSegmentBlocks asks for): bounds
