@@ -250,6 +250,7 @@ bool Driver::Step() {
   const bool ran = !plan.empty();
   if (ran) {
     flight_.push_back(std::move(plan));
+    if (options_.ahead) scheduler_->WhileRunning();
   } else {
     EXPECT_EQ(plan.idle(), live() == 0 && !kv_->CopiesUnderWay());
     if (!plan.idle()) {

@@ -28,7 +28,9 @@ struct DriverOptions {
   bool constant_hash = false;    // every prefix hash collides
   bool reference = false;        // a real model on the reference backend
   int wanted_percent = 3;        // of blocks, that a row of a request with a capacity looks at
-  bool ahead = false;  // plan step N + 1 before step N is settled; step N runs as late as possible
+  // Plan step N + 1 before step N is settled; step N runs as late as possible. The scheduler is told
+  // of the time that leaves (WhileRunning).
+  bool ahead = false;
   Nanoseconds step_time = 1'000'000;
   bool check_bytes =
       true;  // false: for long runs that are about time only; no audit after each step either

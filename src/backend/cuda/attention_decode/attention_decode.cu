@@ -110,6 +110,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
 #endif
   }
   __syncthreads();
+  WaitForPrevious();  // in every warp, also in those that have nothing to do
 
   if (warp == 0) {
     Produce<D>(args, ring, a.pages + a.layer_offset + static_cast<std::size_t>(kv_first) * kStride,
@@ -515,9 +516,9 @@ void Launch(const KernelArgs& args, cudaStream_t stream) {
                                            launch.smem_bytes));
     raised = launch.smem_bytes;
   }
-  kernel<<<launch.grid, launch.groups*(launch.consumers + 1) * 32, launch.smem_bytes, stream>>>(
-      args);
-  PLIANT_CUDA_CHECK_LAUNCH();
+  LaunchOverlapped(true, kernel, dim3(launch.grid),
+                   dim3(launch.groups * (launch.consumers + 1) * 32),
+                   static_cast<std::size_t>(launch.smem_bytes), stream, args);
   if (args.a.max_cut_rows == 0) return;
   LaunchOverlapped(true, MergeKernel<D, Split(D)>,
                    dim3(args.a.max_cut_rows, args.kv_heads * args.chunks_per_head * Split(D)),

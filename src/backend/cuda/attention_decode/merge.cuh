@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(D / kSplit * 4, 1)
   constexpr int kQuarter = kValues / 4, kQuarters = 4;
   const DecodeArgs& a = args.a;
   LetNextStart();
-  // The plan was sent before any kernel of the step.
+  // Before the wait: attention's launch has waited for the plan already.
   const CutRow cut = a.cut_rows[blockIdx.x];
   WaitForPrevious();  // also where there is nothing to do: this grid's end must mean attention's
   if (cut.count == 0) return;
