@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "backend/plane_code.h"
+#include "backend/retained_history.h"
 #include "backend/sampling.h"
 #include "base/dtype.h"
 #include "base/ids.h"
@@ -61,10 +62,13 @@ struct SequenceSlice {
   std::int32_t context = 0;      // tokens cached before this step
   std::int32_t first_block = 0;  // into StepBatch.blocks
   std::int32_t blocks = 0;       // ceil((context + rows) / 32)
-  /// Only for a backend that WatchesBlocks(), with one row: BlockWeights() tells what the row
-  /// looked at. A block that lacks V takes no part in attention; as long as it has planes of K it
-  /// is watched all the same.
-  bool watched = false;
+  /// Only for a backend that RetainsHistory(): the sequence has a capacity. Attention of a single
+  /// row reads the kept blocks, blocks first_kept .. first_kept + history->kept_blocks() - 1 of the
+  /// batch, and the blocks from history->frontier() on. With returns, the blocks before have plane
+  /// 0 of K, and what a head misses comes back before it attends; else they have no pages. A row's
+  /// attention is added to the scores. Slices of several rows: only while nothing was dropped;
+  RetainedHistory* history = nullptr;
+  std::int32_t first_kept = 0;
 };
 
 /// All a step needs to know, borrowed until EndStep returns. Sequences lie one behind the other in
@@ -198,14 +202,6 @@ class Backend {
   /// [logit_rows, vocabulary] f32 on the host; valid until the next BeginStep. With
   /// StepBatch.sampling: only the rows whose RowSampling says on_host, one behind the other.
   virtual std::span<const float> LogitRows() const = 0;
-  /// Can a model with so many query heads have sequences that are watched? Pages must have been
-  /// allocated.
-  virtual bool WatchesBlocks(int /*heads*/) const { return false; }
-  /// [blocks of the batch] for blocks of watched sequences, 0 for others: the largest weight that
-  /// any head of any layer gives one of the block's tokens, in units of the sum of weights of the
-  /// tokens that take part. For those it is a share, 0 to 1; for a block that lacks V it is w / (1
-  /// - w) of the share w that its token would have beside them. Valid until the next BeginStep.
-  virtual std::span<const float> BlockWeights() const { return {}; }
   /// Does this backend take tokens itself, by StepBatch.sampling?
   virtual bool SamplesTokens() const { return false; }
   /// [logit_rows] token ids taken in the step, or kNoToken; undefined for rows on_host. Valid until
@@ -214,6 +210,26 @@ class Backend {
   /// [logit_rows]; defined for rows that ask for logprobs and whose token is not kNoToken. Valid
   /// until the next BeginStep.
   virtual std::span<const RowLogprobs> SampledLogprobs() const { return {}; }
+
+  // ---- histories with a capacity (retained_history.h), between steps
+  /// Can a model with so many query heads have such sequences? Pages must have been allocated.
+  virtual bool RetainsHistory(int /*heads*/) const { return false; }
+  /// Takes note of the keys of the full blocks history.noted() .. blocks - 1; a step must have
+  /// rotated keys before. NotFound: an original cannot be read.
+  virtual Status NoteHistory(RetainedHistory& /*history*/, std::int32_t /*blocks*/) {
+    return InvalidArgument("this backend keeps no histories");
+  }
+  /// Block history.frontier(), full and noted, is dropped. `kept`: the kept blocks, perhaps one
+  /// more than so far: then it takes all of the block, else the tokens of least use leave. All kept
+  /// blocks have the same planes. NotFound: the original cannot be read; nothing has changed.
+  virtual Status DropFromHistory(RetainedHistory& /*history*/,
+                                 std::span<const BlockView> /*kept*/) {
+    return InvalidArgument("this backend keeps no histories");
+  }
+  /// Writes all kept tokens anew, into blocks of undefined content. NotFound as above.
+  virtual Status RefillHistory(RetainedHistory& /*history*/, std::span<const BlockView> /*kept*/) {
+    return InvalidArgument("this backend keeps no histories");
+  }
 
   // ---- page copies (exact store, restore, offload)
   // --------------------------------------------------------------------------

@@ -28,6 +28,28 @@ Four Faults(const BlockView& block, std::uint32_t pages) {
 }
 bool Any(Four four) { return (four[0] | four[1] | four[2] | four[3]) != 0; }
 
+Status CheckHistory(const StepBatch& batch, const SequenceSlice& slice, std::uint32_t pages) {
+  if (slice.history == nullptr) return {};
+  const RetainedHistory& history = *slice.history;
+  if (history.drops() && slice.rows != 1)
+    return InvalidArgument(Number(slice.rows) +
+                           " rows over a history of which tokens were dropped");
+  const std::int32_t kept = history.kept_blocks();
+  if (slice.first_kept < 0 || history.frontier() > slice.context / kBlockTokens ||
+      slice.first_kept > static_cast<std::int64_t>(batch.blocks.size()) - kept) {
+    return InvalidArgument("kept blocks " + Number(slice.first_kept) + " + " + Number(kept) +
+                           " of " + Number(static_cast<std::int64_t>(batch.blocks.size())) +
+                           ", first whole block " + Number(history.frontier()) + " at token " +
+                           Number(slice.context));
+  }
+  for (std::int32_t b = 0; b < kept; ++b) {
+    const BlockView& block = batch.blocks[slice.first_kept + b];
+    if (Any(Faults(block, pages)) || !block.k[0].valid() || !block.v[0].valid())
+      return InvalidArgument("kept block " + Number(b) + " has no pages that there are");
+  }
+  return {};
+}
+
 Status CheckSlice(const StepBatch& batch, const SequenceSlice& slice, std::int64_t next_row,
                   std::uint32_t pages) {
   const auto rows = static_cast<std::int64_t>(batch.tokens.size());
@@ -37,8 +59,7 @@ Status CheckSlice(const StepBatch& batch, const SequenceSlice& slice, std::int64
   }
   if (slice.context < 0)
     return InvalidArgument("context " + Number(slice.context) + " is negative");
-  if (slice.watched && slice.rows != 1)
-    return InvalidArgument(Number(slice.rows) + " rows, but a watched sequence has one");
+  PLIANT_RETURN_IF_ERROR(CheckHistory(batch, slice, pages));
   const std::int64_t end = std::int64_t{slice.context} + slice.rows;
   const std::int64_t needed = (end + kBlockTokens - 1) / kBlockTokens;
   if (slice.blocks != needed || slice.first_block < 0 ||
@@ -56,6 +77,16 @@ Status CheckSlice(const StepBatch& batch, const SequenceSlice& slice, std::int64
                                  [&](const BlockView& block) { return Any(Faults(block, pages)); });
     return InvalidArgument("block " + Number(at - own.begin()) + " names a page beyond the " +
                            Number(pages) + " there are, or has a gap between its planes");
+  }
+  if (slice.history != nullptr && slice.rows == 1) {
+    const RetainedHistory& history = *slice.history;
+    for (std::int64_t b = 0; b < needed; ++b) {
+      const BlockView& block = own[static_cast<std::size_t>(b)];
+      const bool dropped = b < history.frontier();
+      if (dropped ? history.options().returns && !block.k[0].valid()
+                  : !block.k[0].valid() || !block.v[0].valid())
+        return InvalidArgument("block " + Number(b) + " of a history lacks a plane that is read");
+    }
   }
   for (std::int64_t b = slice.context / kBlockTokens; b < needed; ++b) {
     const BlockView& block = own[static_cast<std::size_t>(b)];

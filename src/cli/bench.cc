@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -322,6 +323,34 @@ int BenchQuality(QualityFlags flags) {
   return written.ok() ? 0 : Fail(written);
 }
 
+void AddHistoryFlags(CLI::App& app, ReckonerOptions& problems) {
+  HistoryOptions& history = problems.history;
+  RetentionOptions& retention = history.retention;
+  app.add_flag("--grow", problems.grows, "The capacity grows");
+  app.add_flag("--from-prompt", history.start_from_prompt,
+               "--capacity counts the blocks besides the prompt's");
+  const std::map<std::string, GrowthSignal> signals = {{"returns", GrowthSignal::kReturns},
+                                                       {"divergence", GrowthSignal::kDivergence}};
+  app.add_option("--grow-signal", history.growth,
+                 "What makes it grow: returns (a token and KV head), or divergence of the queries")
+      ->transform(CLI::CheckedTransformer(signals, CLI::ignore_case));
+  app.add_option("--grow-above", history.grow_above, "It grows when the signal is above this")
+      ->capture_default_str();
+  app.add_flag("!--no-returns", retention.returns, "Dropped tokens are gone for good");
+  app.add_option("--return-weight", retention.return_weight,
+                 "Attention above which a page of dropped tokens returns")
+      ->capture_default_str();
+  app.add_option("--most-returns", retention.most_returns, "Of one KV head for one token")
+      ->capture_default_str();
+  app.add_option("--redundancy", retention.redundancy,
+                 "Exponent of (1 - likeness to a later key) in a token's score")
+      ->capture_default_str();
+  app.add_option("--keep-first", retention.sink_tokens, "First tokens, never dropped")
+      ->capture_default_str();
+  app.add_option("--keep-last", history.recent_blocks, "Last full blocks, never dropped")
+      ->capture_default_str();
+}
+
 Command AddBenchQuality(CLI::App& app) {
   auto flags = std::make_shared<QualityFlags>();
   flags->model.AddTo(app);
@@ -376,25 +405,7 @@ Command AddBenchQuality(CLI::App& app) {
          "Blocks of 32 tokens of a problem's history that take part while it is solved; 0: all")
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
-  app.add_flag("--grow", flags->problems.grows,
-               "The capacity grows when dropped blocks are wanted");
-  app.add_option("--grow-above", history.grow_above,
-                 "Wanted blocks a token, over 32 tokens, above which it grows")
-      ->capture_default_str();
-  app.add_flag("!--no-returns", history.returns, "Dropped blocks are gone for good");
-  app.add_flag("!--no-redo", flags->problems.redo,
-               "A token that wanted a dropped block counts as it is");
-  app.add_option("--return-weight", history.return_weight,
-                 "Attention weight above which a dropped block returns")
-      ->capture_default_str();
-  app.add_option("--most-returns", history.most_returns, "Returns for one token")
-      ->capture_default_str();
-  app.add_option("--memory-steps", history.memory_steps, "Steps over which a block's score fades")
-      ->capture_default_str();
-  app.add_option("--keep-first", history.sink_blocks, "First blocks never dropped")
-      ->capture_default_str();
-  app.add_option("--keep-last", history.recent_blocks, "Last full blocks never dropped")
-      ->capture_default_str();
+  AddHistoryFlags(app, flags->problems);
   app.add_flag("--no-calibration", flags->no_calibration, "Channel scales of K stay 1");
   app.add_option("--json", flags->json, "Write everything measured to this file");
   return [flags] { return BenchQuality(*flags); };

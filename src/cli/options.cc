@@ -157,6 +157,12 @@ void EngineFlags::AddTo(CLI::App& app) {
                  "grow, or tokens; "
                  "auto: full, with --policy growpage grow, with budget 1024")
       ->capture_default_str();
+  app.add_option(
+         "--kv-kept-bits", kv_kept_bits,
+         "Bits of tokens that are kept out of dropped blocks (8/4: 8 of K, 4 of V), but not "
+         "fewer than the floor; auto: 8/4 if they can come back whole, else 16")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"auto", "16", "12", "8", "8/4", "4"}));
   app.add_flag("--no-kv-returns", no_kv_returns,
                "What leaves a request's attention for its capacity does not come back");
   app.add_option("--exact-store", exact_store,
@@ -245,7 +251,26 @@ Status SetHistory(const EngineFlags& flags, HistoryOptions* history) {
   Result<Capacity> parsed = ParseCapacity(capacity);
   if (!parsed.ok()) return parsed.status().WithContext("--kv-capacity");
   history->default_capacity = *parsed;
-  history->returns = !flags.no_kv_returns;
+  history->retention.returns = !flags.no_kv_returns;
+  if (flags.policy == "growpage" || flags.policy == "budget") {
+    // The published form: what is dropped is gone, and the divergence of queries lets it grow.
+    history->retention.returns = false;
+    history->retention.redundancy = 4;
+    history->growth = GrowthSignal::kDivergence;
+    history->grow_above = 0.025f;
+    history->start_from_prompt = true;
+    history->start_blocks = 2;
+  }
+  const std::string kept = flags.kv_kept_bits != "auto" ? flags.kv_kept_bits
+                           : history->retention.returns ? "8/4"
+                                                        : "16";
+  const int k_bits = std::atoi(kept.c_str());
+  const int v_bits = kept == "8/4" ? 4 : k_bits;
+  for (Level level = 0; level < kLevelCount; ++level) {
+    const PlaneCount planes = kLevels[level];
+    if (planes.k * kBitsPerPlane == k_bits && planes.v * kBitsPerPlane == v_bits)
+      history->kept_level = level;
+  }
   return Status::Ok();
 }
 

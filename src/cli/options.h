@@ -32,6 +32,7 @@ struct EngineFlags {
   std::string exact_store = "auto";
   std::string kv_capacity = "auto";
   bool no_kv_returns = false;
+  std::string kv_kept_bits = "auto";
   bool no_prefix_cache = false;
   bool no_calibration = false;
   std::int64_t context = 0;

@@ -26,7 +26,8 @@ struct ServeFlags {
   double drain_seconds = 30;
 };
 
-// Tells a taken port before the model is loaded, not after. The server's own bind has the last word.
+// Tells a taken port before the model is loaded, not after. The server's own bind has the last
+// word.
 Status CheckPortFree(const std::string& host, int port) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
@@ -40,8 +41,9 @@ Status CheckPortFree(const std::string& host, int port) {
   const int error = errno;
   close(fd);
   if (bound == 0) return Status::Ok();
-  return Unavailable("cannot listen on " + host + ":" + std::to_string(port) + ": " + std::strerror(error) +
-                     (error == EADDRINUSE ? "; stop what listens there or choose another --port" : ""));
+  return Unavailable(
+      "cannot listen on " + host + ":" + std::to_string(port) + ": " + std::strerror(error) +
+      (error == EADDRINUSE ? "; stop what listens there or choose another --port" : ""));
 }
 
 std::string TokenText(const Tokenizer& tokenizer, const std::optional<TokenId>& id) {
@@ -49,14 +51,16 @@ std::string TokenText(const Tokenizer& tokenizer, const std::optional<TokenId>& 
 }
 
 int Serve(const ServeFlags& flags) {
-  // The signals are taken by sigwait below, on this thread; every thread started from here inherits the mask.
+  // The signals are taken by sigwait below, on this thread; every thread started from here inherits
+  // the mask.
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);
   sigaddset(&signals, SIGINT);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
 
-  if (const Status status = CheckPortFree(flags.server.host, flags.server.port); !status.ok()) return Fail(status);
+  if (const Status status = CheckPortFree(flags.server.host, flags.server.port); !status.ok())
+    return Fail(status);
   Result<OpenedModel> opened = OpenModel(flags.model);
   if (!opened.ok()) return Fail(opened.status());
   Result<std::unique_ptr<Engine>> engine = StartEngine(flags.engine, *opened);
@@ -67,26 +71,34 @@ int Serve(const ServeFlags& flags) {
   served.engine = engine->get();
   served.tokenizer = opened->tokenizer.get();
   served.chat_template = opened->chat_template.get();
-  served.model_id = !flags.model_name.empty() ? flags.model_name : std::filesystem::path(opened->path).stem().string();
+  served.model_id = !flags.model_name.empty() ? flags.model_name
+                                              : std::filesystem::path(opened->path).stem().string();
   served.bos_text = TokenText(*opened->tokenizer, opened->tokenizer->vocabulary().bos);
   served.eos_text = TokenText(*opened->tokenizer, opened->tokenizer->vocabulary().eos);
   const int planes = flags.engine.kv_bits / kBitsPerPlane;
-  served.kv = {.k_bits = flags.engine.kv_bits,
-               .v_bits = flags.engine.kv_bits,
-               .floor_bits = std::min(flags.engine.kv_floor, flags.engine.kv_bits),
-               .bytes_per_token = static_cast<std::int64_t>(config.Kv().BytesPerToken(planes, planes)),
-               .policy = flags.engine.policy};
+  served.kv = {
+      .k_bits = flags.engine.kv_bits,
+      .v_bits = flags.engine.kv_bits,
+      .floor_bits = std::min(flags.engine.kv_floor, flags.engine.kv_bits),
+      .bytes_per_token = static_cast<std::int64_t>(config.Kv().BytesPerToken(planes, planes)),
+      .policy = flags.engine.policy};
   Result<std::unique_ptr<Server>> server = Server::Start(flags.server, served);
   if (!server.ok()) return Fail(server.status());
   (*server)->SetReady(true);
 
   const EngineStats stats = (*engine)->Stats();
   const bool ipv6 = flags.server.host.find(':') != std::string::npos;
-  const std::string url = "http://" + (ipv6 ? "[" + flags.server.host + "]" : flags.server.host) + ":" + std::to_string((*server)->port());
-  std::printf("Serving %s on %s (KV cache %s, exact store %s, %lld tokens a request at most).\nTry:\n  curl %s/v1/chat/completions -H 'Content-Type: application/json' \\\n"
-              "    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Name three rivers.\"}], \"stream\": true}'\n",
-              served.model_id.c_str(), url.c_str(), FormatSize(static_cast<std::uint64_t>(stats.kv_bytes_total)).c_str(),
-              FormatSize(static_cast<std::uint64_t>(stats.store_bytes_total)).c_str(), static_cast<long long>((*engine)->MaxContext()), url.c_str());
+  const std::string url = "http://" + (ipv6 ? "[" + flags.server.host + "]" : flags.server.host) +
+                          ":" + std::to_string((*server)->port());
+  std::printf(
+      "Serving %s on %s (KV cache %s, exact store %s, %lld tokens a request at most).\nTry:\n  "
+      "curl %s/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+      "    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Name three rivers.\"}], "
+      "\"stream\": true}'\n",
+      served.model_id.c_str(), url.c_str(),
+      FormatSize(static_cast<std::uint64_t>(stats.kv_bytes_total)).c_str(),
+      FormatSize(static_cast<std::uint64_t>(stats.store_bytes_total)).c_str(),
+      static_cast<long long>((*engine)->MaxContext()), url.c_str());
   std::fflush(stdout);
 
   int signal = 0;
@@ -108,13 +120,20 @@ Command AddServe(CLI::App& app) {
   auto flags = std::make_shared<ServeFlags>();
   flags->model.AddTo(app);
   app.add_option("--host", flags->server.host, "Address to listen on")->capture_default_str();
-  app.add_option("--port", flags->server.port, "Port to listen on; 0: any free one")->capture_default_str()->check(CLI::Range(0, 65535));
+  app.add_option("--port", flags->server.port, "Port to listen on; 0: any free one")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 65535));
   app.add_option("--model-name", flags->model_name, "Name that clients use (default: the file's)");
   app.add_option("--api-key", flags->server.api_key, "Ask clients for this key");
   app.add_option("--cors-origin", flags->server.cors_origin, "Allow browsers of this origin");
-  app.add_option("--max-connections", flags->server.max_connections, "Connections open at once")->capture_default_str()->check(CLI::Range(1, 1 << 20));
-  app.add_option("--http-threads", flags->server.io_threads, "Threads for sockets")->capture_default_str()->check(CLI::Range(1, 64));
-  app.add_option("--drain-seconds", flags->drain_seconds, "On SIGTERM, how long running requests may take to end")
+  app.add_option("--max-connections", flags->server.max_connections, "Connections open at once")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1 << 20));
+  app.add_option("--http-threads", flags->server.io_threads, "Threads for sockets")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 64));
+  app.add_option("--drain-seconds", flags->drain_seconds,
+                 "On SIGTERM, how long running requests may take to end")
       ->capture_default_str()
       ->check(Between(0.0, 86400.0));
   flags->engine.AddTo(app);

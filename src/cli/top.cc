@@ -42,7 +42,8 @@ std::string DrawMap(const std::string& runs, std::size_t width) {
     const std::size_t star = runs.find('*', at);
     if (star >= end) break;
     const long count = std::strtol(runs.c_str() + star + 1, nullptr, 10);
-    blocks.append(static_cast<std::size_t>(std::clamp(count, 0L, 1000000L)), Glyph(runs.substr(at, star - at)));
+    blocks.append(static_cast<std::size_t>(std::clamp(count, 0L, 1000000L)),
+                  Glyph(runs.substr(at, star - at)));
     at = end + 1;
   }
   if (blocks.size() <= width) return blocks;
@@ -67,27 +68,36 @@ std::string Draw(const Json& kv) {
   const double total = std::max<double>(1, pages.at("total"));
   const double cached = pages.at("cached").get<double>() / total;
   const double used = 1 - pages.at("free").get<double>() / total - cached;
-  add("pages   [%s] %3.0f %% used, %3.0f %% cache, of %s\n", Bar(used, 40).c_str(), used * 100, cached * 100,
-      FormatSize(pages.at("total").get<std::uint64_t>() * pages.at("bytes").get<std::uint64_t>()).c_str());
-  add("running %lld   waiting %lld   offloaded %lld   preempted %lld   policy %s\n", kv.at("running").get<long long>(),
-      kv.at("waiting").get<long long>(), kv.at("offloaded").get<long long>(), kv.at("preemptions").get<long long>(),
+  add("pages   [%s] %3.0f %% used, %3.0f %% cache, of %s\n", Bar(used, 40).c_str(), used * 100,
+      cached * 100,
+      FormatSize(pages.at("total").get<std::uint64_t>() * pages.at("bytes").get<std::uint64_t>())
+          .c_str());
+  add("running %lld   waiting %lld   offloaded %lld   preempted %lld   policy %s\n",
+      kv.at("running").get<long long>(), kv.at("waiting").get<long long>(),
+      kv.at("offloaded").get<long long>(), kv.at("preemptions").get<long long>(),
       kv.at("policy").get<std::string>().c_str());
   out += "blocks ";
-  for (const auto& [state, count] : kv.at("blocks").at("by_state").items()) out += " " + state + ": " + count.dump();
+  for (const auto& [state, count] : kv.at("blocks").at("by_state").items())
+    out += " " + state + ": " + count.dump();
   add("   demoted %lld, restored %lld\n", kv.at("blocks").at("demotions").get<long long>(),
       kv.at("blocks").at("restores").get<long long>());
-  add("store   %s of %s\n\n", FormatSize(kv.at("store").at("bytes_used").get<std::uint64_t>()).c_str(),
+  add("store   %s of %s\n\n",
+      FormatSize(kv.at("store").at("bytes_used").get<std::uint64_t>()).c_str(),
       FormatSize(kv.at("store").at("bytes_total").get<std::uint64_t>()).c_str());
-  out += "request    state       prompt  output  blocks (# 16 bits, + 12, = 8, - below, . in the store)\n";
+  out +=
+      "request    state       prompt  output  blocks (# 16 bits, + 12, = 8, - below, . in the "
+      "store)\n";
   int shown = 0;
   for (const Json& request : kv.at("requests")) {
     if (++shown > 30) break;
-    add("%-10lld %-10s %7lld %7lld  ", request.at("id").get<long long>(), request.at("state").get<std::string>().c_str(),
+    add("%-10lld %-10s %7lld %7lld  ", request.at("id").get<long long>(),
+        request.at("state").get<std::string>().c_str(),
         request.at("prompt_tokens").get<long long>(), request.at("produced").get<long long>());
     out += DrawMap(request.at("map"), 60) + "\n";
   }
   if (kv.at("requests").size() > 30) add("... and %zu more\n", kv.at("requests").size() - 30);
-  if (!kv.at("cached_map").get<std::string>().empty()) out += "prefix cache: " + DrawMap(kv.at("cached_map"), 60) + "\n";
+  if (!kv.at("cached_map").get<std::string>().empty())
+    out += "prefix cache: " + DrawMap(kv.at("cached_map"), 60) + "\n";
   return out;
 }
 
@@ -100,7 +110,8 @@ int Top(const TopFlags& flags) {
     try {
       text = Draw(Json::parse(*body));
     } catch (const nlohmann::json::exception&) {
-      return Fail(DataLoss(flags.host + ":" + std::to_string(flags.port) + "/v1/kv is not what this program knows"));
+      return Fail(DataLoss(flags.host + ":" + std::to_string(flags.port) +
+                           "/v1/kv is not what this program knows"));
     }
     if (live) std::printf("\033[H\033[2J");
     std::fwrite(text.data(), 1, text.size(), stdout);
@@ -115,9 +126,13 @@ int Top(const TopFlags& flags) {
 Command AddTop(CLI::App& app) {
   auto flags = std::make_shared<TopFlags>();
   app.add_option("--host", flags->host, "Where the server listens")->capture_default_str();
-  app.add_option("--port", flags->port, "Its port")->capture_default_str()->check(CLI::Range(1, 65535));
+  app.add_option("--port", flags->port, "Its port")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 65535));
   app.add_option("--api-key", flags->api_key, "Its API key, if it asks for one");
-  app.add_option("--every", flags->seconds, "Seconds between pictures")->capture_default_str()->check(Between(0.1, 3600.0));
+  app.add_option("--every", flags->seconds, "Seconds between pictures")
+      ->capture_default_str()
+      ->check(Between(0.1, 3600.0));
   app.add_flag("--once", flags->once, "Print one picture and end");
   return [flags] { return Top(*flags); };
 }

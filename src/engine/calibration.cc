@@ -20,13 +20,14 @@ Status Read(Backend& backend, Model& model, std::span<const TokenId> tokens, std
     const std::size_t rows = std::min<std::size_t>(tokens.size() - done, max_rows);
     std::vector<std::int32_t> positions(rows);
     std::iota(positions.begin(), positions.end(), first + static_cast<std::int32_t>(done));
-    const SequenceSlice slice{.first_row = 0,
-                              .rows = static_cast<std::int32_t>(rows),
-                              .context = static_cast<std::int32_t>(done),
-                              .first_block = 0,
-                              .blocks = static_cast<std::int32_t>((done + rows + kBlockTokens - 1) / kBlockTokens)};
-    PLIANT_RETURN_IF_ERROR(
-        model.Forward(backend, {tokens.subspan(done, rows), positions, std::span(&slice, 1), blocks, {}}));
+    const SequenceSlice slice{
+        .first_row = 0,
+        .rows = static_cast<std::int32_t>(rows),
+        .context = static_cast<std::int32_t>(done),
+        .first_block = 0,
+        .blocks = static_cast<std::int32_t>((done + rows + kBlockTokens - 1) / kBlockTokens)};
+    PLIANT_RETURN_IF_ERROR(model.Forward(
+        backend, {tokens.subspan(done, rows), positions, std::span(&slice, 1), blocks, {}}));
     done += rows;
   }
   return Status::Ok();
@@ -35,35 +36,48 @@ Status Read(Backend& backend, Model& model, std::span<const TokenId> tokens, std
 }  // namespace
 
 std::string_view CalibrationText() {
-  return "The harbour was quiet before sunrise. Two boats had already left, and the third was waiting for its crew. "
-         "\"We said half past five,\" Maria called out, \"and it is nearly six.\" Her brother laughed; he had never been on time.\n\n"
-         "# Results, 2021-2024\n| year | tonnes | price (EUR/kg) |\n|------|--------|----------------|\n| 2021 | 1,482.5 | 3.10 |\n"
+  return "The harbour was quiet before sunrise. Two boats had already left, and the third was "
+         "waiting for its crew. "
+         "\"We said half past five,\" Maria called out, \"and it is nearly six.\" Her brother "
+         "laughed; he had never been on time.\n\n"
+         "# Results, 2021-2024\n| year | tonnes | price (EUR/kg) "
+         "|\n|------|--------|----------------|\n| 2021 | 1,482.5 | 3.10 |\n"
          "| 2022 | 1,377.0 | 3.45 |\n| 2023 | 1,290.8 | 4.02 |\n\n"
-         "def moving_average(values, window=3):\n    \"\"\"Mean of the last `window` values at each place.\"\"\"\n    total = 0.0\n"
-         "    for i, value in enumerate(values):\n        total += value\n        if i >= window:\n            total -= values[i - window]\n"
+         "def moving_average(values, window=3):\n    \"\"\"Mean of the last `window` values at "
+         "each place.\"\"\"\n    total = 0.0\n"
+         "    for i, value in enumerate(values):\n        total += value\n        if i >= "
+         "window:\n            total -= values[i - window]\n"
          "        yield total / min(i + 1, window)\n\n"
-         "Let f(x) = x^2 - 4x + 1. Its minimum is at x = 2, where f(2) = -3; so f(x) >= -3 for every real x.\n"
-         "Question: If 12 nets catch 84 fish a day, how many do 30 nets catch in a week? Answer: 84 / 12 = 7, 7 * 30 * 7 = 1470.\n"
+         "Let f(x) = x^2 - 4x + 1. Its minimum is at x = 2, where f(2) = -3; so f(x) >= -3 for "
+         "every real x.\n"
+         "Question: If 12 nets catch 84 fish a day, how many do 30 nets catch in a week? Answer: "
+         "84 / 12 = 7, 7 * 30 * 7 = 1470.\n"
          "Die Boote kehrten am Abend zur\xC3\xBC"
          "ck. Les p\xC3\xAA"
          "cheurs \xC3\xA9taient fatigu\xC3\xA9s mais contents. El mar estaba en calma.\n"
-         "{\"boat\": \"Aurora\", \"crew\": [\"Maria\", \"Jon\"], \"catch_kg\": 412.75, \"returned\": true, \"notes\": null}\n"
-         "She wrote the number down twice, once in the book and once on her hand, because the book had been lost before. "
-         "By the time the lighthouse went dark the whole village knew what the morning had brought, and nobody spoke of anything else.";
+         "{\"boat\": \"Aurora\", \"crew\": [\"Maria\", \"Jon\"], \"catch_kg\": 412.75, "
+         "\"returned\": true, \"notes\": null}\n"
+         "She wrote the number down twice, once in the book and once on her hand, because the book "
+         "had been lost before. "
+         "By the time the lighthouse went dark the whole village knew what the morning had "
+         "brought, and nobody spoke of anything else.";
 }
 
 KeyCode KeyCodeFor(const KvGeometry& geometry, const ChannelStatistics& statistics) {
   const std::size_t dim = geometry.head_dim, half = dim / 2;
-  KeyCode code{std::vector<float>(geometry.Units() * dim, 1.0f), std::vector<float>(geometry.Units() * dim, 0.0f)};
+  KeyCode code{std::vector<float>(geometry.Units() * dim, 1.0f),
+               std::vector<float>(geometry.Units() * dim, 0.0f)};
   std::vector<double> scales(half);
   for (std::size_t first = 0; first < code.scale.size(); first += dim) {
     const float* least = statistics.key_min.data() + first;
     const float* most = statistics.key_max.data() + first;
     const double* energy = statistics.query_energy.data() + first;
-    const double mean_energy = std::accumulate(energy, energy + dim, 0.0) / static_cast<double>(dim);
+    const double mean_energy =
+        std::accumulate(energy, energy + dim, 0.0) / static_cast<double>(dim);
     double largest = 0;
     for (std::size_t i = 0; i < half; ++i) {
-      const double range = std::max(double{most[i]} - least[i], double{most[i + half]} - least[i + half]);
+      const double range =
+          std::max(double{most[i]} - least[i], double{most[i + half]} - least[i + half]);
       const double use = std::max((energy[i] + energy[i + half]) / (2 * mean_energy), kLeastUse);
       scales[i] = range / 2 * std::pow(use, -1.0 / 8);
       if (std::isfinite(scales[i])) largest = std::max(largest, scales[i]);
@@ -81,10 +95,13 @@ KeyCode KeyCodeFor(const KvGeometry& geometry, const ChannelStatistics& statisti
   return code;
 }
 
-Status Calibrate(Backend& backend, Model& model, const Tokenizer& tokenizer, std::uint32_t pages, int max_rows) {
-  PLIANT_ASSIGN_OR_RETURN(std::vector<TokenId> tokens, tokenizer.Encode(CalibrationText(), {.add_bos = true}));
+Status Calibrate(Backend& backend, Model& model, const Tokenizer& tokenizer, std::uint32_t pages,
+                 int max_rows) {
+  PLIANT_ASSIGN_OR_RETURN(std::vector<TokenId> tokens,
+                          tokenizer.Encode(CalibrationText(), {.add_bos = true}));
   const std::size_t fits = static_cast<std::size_t>(pages / (2 * kPlanes)) * kBlockTokens;
-  tokens.resize(std::min({tokens.size(), kMaxTokens, fits, static_cast<std::size_t>(model.config().context_length)}));
+  tokens.resize(std::min(
+      {tokens.size(), kMaxTokens, fits, static_cast<std::size_t>(model.config().context_length)}));
   if (tokens.empty()) return Status::Ok();
   std::vector<BlockView> blocks((tokens.size() + kBlockTokens - 1) / kBlockTokens);
   std::uint32_t next = 0;
@@ -94,7 +111,9 @@ Status Calibrate(Backend& backend, Model& model, const Tokenizer& tokenizer, std
   }
   backend.StartChannelStatistics();
   const auto length = static_cast<std::int32_t>(tokens.size());
-  const std::int32_t last = std::min(static_cast<std::int32_t>(model.config().context_length), kCalibrationContext) - length;
+  const std::int32_t last =
+      std::min(static_cast<std::int32_t>(model.config().context_length), kCalibrationContext) -
+      length;
   for (int place = 0; place < kCalibrationPlaces; ++place) {
     PLIANT_RETURN_IF_ERROR(
         Read(backend, model, tokens, last * place / (kCalibrationPlaces - 1), blocks, max_rows));

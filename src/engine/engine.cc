@@ -226,8 +226,9 @@ Result<std::unique_ptr<Engine>> MakeEngine(const EngineOptions& options,
   // The bound on waiting requests is kept at Submit, where the client can be told; preempted ones
   // must never be refused.
   sched.max_waiting = std::numeric_limits<std::int32_t>::max();
-  sched.watches_blocks = backend->WatchesBlocks(model->config().heads);
-  if (sched.history.default_capacity.kind != Capacity::Kind::kFull && !sched.watches_blocks) {
+  const std::int32_t heads = model->config().heads;
+  sched.history_heads = backend->RetainsHistory(heads) ? heads : 0;
+  if (sched.history.default_capacity.kind != Capacity::Kind::kFull && sched.history_heads == 0) {
     return Unimplemented(
         "--kv-capacity other than full: this backend and model cannot tell what a request looks "
         "at");

@@ -23,8 +23,9 @@ struct EngineStats {
   std::int64_t blocks_by_state[5][5] = {};  // [planes of K][planes of V]
   std::int64_t store_bytes_total = 0,
                store_bytes_used = 0;  // the exact store's budget, and what is in it
-  std::int64_t with_capacity = 0, blocks_taking_part = 0,
-               blocks_dropped = 0;  // requests with a capacity, and their blocks
+  // Requests with a capacity, and their blocks; tokens: of each (layer, KV head), their mean.
+  std::int64_t with_capacity = 0, blocks_taking_part = 0, blocks_dropped = 0;
+  std::int64_t retained_tokens = 0, dropped_tokens = 0;
   // counters
   std::int64_t requests_admitted = 0, requests_finished = 0, requests_cancelled = 0,
                requests_failed = 0, requests_rejected = 0;
@@ -32,8 +33,10 @@ struct EngineStats {
   std::int64_t prefix_lookup_tokens = 0, prefix_hit_tokens = 0;
   std::int64_t preemptions = 0, demotions = 0, restores = 0, offloads = 0;
   std::int64_t tokens_below_16_bits = 0, restore_nanoseconds = 0;
-  std::int64_t drops = 0, recalls = 0, recomputed_tokens = 0,
-               capacity_growths = 0;  // of requests with a capacity
+  // Of requests with a capacity; pages of 16 tokens of one (layer, KV head).
+  std::int64_t drops = 0, returned_pages = 0, lost_pages = 0, capacity_growths = 0;
+  std::array<std::int64_t, 8> signals{};  // growth signals by kSignalBounds
+  double signal_sum = 0;
   std::int64_t decisions[static_cast<int>(Reason::kCount)] =
       {};                                        // by reason: what each rung of the ladder did
   std::int64_t steps = 0, step_nanoseconds = 0;  // the time from a plan to its tokens

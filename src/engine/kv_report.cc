@@ -34,7 +34,8 @@ std::string RunLengths(const std::vector<const BlockInfo*>& blocks) {
 Json PagesJson(const KvStats& stats) {
   return {{"bytes", stats.page_bytes},    {"total", stats.pages_total},
           {"free", stats.pages_free},     {"cached", stats.pages_cached},
-          {"fenced", stats.pages_fenced}, {"copying", stats.pages_copying}};
+          {"fenced", stats.pages_fenced}, {"copying", stats.pages_copying},
+          {"kept", stats.pages_kept}};
 }
 
 Json BlocksJson(const KvStats& stats) {
@@ -53,6 +54,17 @@ Json BlocksJson(const KvStats& stats) {
           {"restore_seconds", static_cast<double>(stats.restore_nanoseconds) / kNanosPerSecond}};
 }
 
+/// Growth signals seen: how many up to each bound, and above the last.
+Json SignalJson(const SchedStats& sched) {
+  Json out = Json::array();
+  for (std::size_t i = 0; i < sched.signals.size(); ++i) {
+    Json one = {{"count", sched.signals[i]}};
+    if (i < kSignalBounds.size()) one["up_to"] = kSignalBounds[i];
+    out.push_back(std::move(one));
+  }
+  return out;
+}
+
 Json RequestJson(const KvReport::Request& request, const std::vector<const BlockInfo*>& blocks) {
   return {{"id", request.id.value()},
           {"state", request.state},
@@ -69,8 +81,9 @@ Json RequestJson(const KvReport::Request& request, const std::vector<const Block
           {"capacity_blocks", request.facts.capacity_blocks},
           {"taking_part", request.facts.taking_part},
           {"dropped", request.facts.dropped},
-          {"recalled", request.facts.recalled},
-          {"recomputed", request.facts.recomputed},
+          {"returned", request.facts.returned},
+          {"lost", request.facts.lost},
+          {"growths", request.facts.growths},
           {"map", RunLengths(blocks)}};
 }
 
@@ -131,10 +144,13 @@ std::string KvReportJson(const KvReport& report) {
                      {{"requests", sched.with_capacity},
                       {"blocks_taking_part", sched.blocks_taking_part},
                       {"blocks_dropped", sched.blocks_dropped},
+                      {"retained_tokens", sched.retained_tokens},
+                      {"dropped_tokens", sched.dropped_tokens},
                       {"drops", sched.drops},
-                      {"recalls", sched.recalls},
-                      {"recomputed_tokens", sched.recomputed_tokens},
-                      {"growths", sched.growths}}},
+                      {"returned_pages", sched.returned_pages},
+                      {"lost_pages", sched.lost_pages},
+                      {"growths", sched.growths},
+                      {"signal", SignalJson(sched)}}},
                     {"store",
                      {{"bytes_total", stats.store_bytes_total},
                       {"bytes_used", stats.store_bytes_used},

@@ -62,9 +62,9 @@ struct Usage {
   std::int64_t tokens_below_16_bits = 0;  // produced while part of the context stood below 16 bits
   int lowest_k_bits = 16, lowest_v_bits = 16;
   std::int64_t preemptions = 0, demotions = 0, restores = 0;
-  // With a capacity: blocks that left attention and came back, tokens computed again; pages held
-  // and those of the whole cache, summed over decode steps.
-  std::int64_t dropped = 0, recalled = 0, recomputed = 0;
+  // With a capacity: blocks that were dropped, pages of 16 tokens of one (layer, KV head) that came
+  // back; pages held and those of the whole cache, summed over decode steps.
+  std::int64_t dropped = 0, returned = 0;
   std::int64_t held_pages = 0, whole_pages = 0;
 };
 

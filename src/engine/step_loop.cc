@@ -126,15 +126,9 @@ Status StepLoop::Run(const StepPlan& plan) {
   const auto vocabulary = static_cast<std::size_t>(model_->config().vocab_size);
   PLIANT_CHECK(batch.sampling.empty() || tokens.size() >= samplers.size(),
                "the backend sampled fewer rows than asked for");
-  const std::span<const std::uint8_t> again = scheduler_->Review(plan, backend_->BlockWeights());
   sampled_.clear();
   std::size_t host_row = 0;
   for (std::size_t i = 0; i < samplers.size(); ++i) {
-    if (again[i] != 0) {
-      host_row += batch.sampling.empty() || batch.sampling[i].on_host != 0 ? 1 : 0;
-      sampled_.push_back({.request = samplers[i]});
-      continue;
-    }
     if (!batch.sampling.empty() && batch.sampling[i].on_host == 0) {
       sampled_.push_back(
           TakeRow(samplers[i], tokens[i], i < logprobs.size() ? &logprobs[i] : nullptr));
@@ -319,8 +313,7 @@ Usage StepLoop::UsageOf(RequestId id, const Live& live) const {
     usage.demotions = facts->demotions;
     usage.restores = facts->restores;
     usage.dropped = facts->dropped;
-    usage.recalled = facts->recalled;
-    usage.recomputed = facts->recomputed;
+    usage.returned = facts->returned;
     usage.held_pages = facts->held_pages;
     usage.whole_pages = facts->whole_pages;
   }
@@ -356,8 +349,12 @@ EngineStats StepLoop::Stats() const {
   stats.blocks_taking_part = sched.blocks_taking_part;
   stats.blocks_dropped = sched.blocks_dropped;
   stats.drops = sched.drops;
-  stats.recalls = sched.recalls;
-  stats.recomputed_tokens = sched.recomputed_tokens;
+  stats.retained_tokens = sched.retained_tokens;
+  stats.dropped_tokens = sched.dropped_tokens;
+  stats.returned_pages = sched.returned_pages;
+  stats.lost_pages = sched.lost_pages;
+  stats.signals = sched.signals;
+  stats.signal_sum = sched.signal_sum;
   stats.capacity_growths = sched.growths;
   stats.store_bytes_total = kv.store_bytes_total;
   stats.store_bytes_used = kv.store_bytes_used;

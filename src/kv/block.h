@@ -4,10 +4,12 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/retained_history.h"
 #include "kv/block_state.h"
 #include "kv/exact_store.h"
 #include "kv/page_pool.h"
@@ -86,12 +88,24 @@ struct Block {
   }
 };
 
+/// A block of kept tokens (backend/retained_history.h): a sequence's own, without exact copy, since
+/// every row of it is a copy.
+struct KeptBlock {
+  std::array<OwnedPage, kPlanes> k, v;
+  BlockView View() const {
+    BlockView view;
+    for (int p = 0; p < kPlanes; ++p) view.k[p] = k[p].id();
+    for (int p = 0; p < kPlanes; ++p) view.v[p] = v[p].id();
+    return view;
+  }
+};
+
 /// The block table of one request.
 struct Sequence {
   RequestId request;
   Level floor = 0;  // its blocks may not be read below this level
   std::string salt;
-  /// Null where a block was forgotten: it takes no part any more and will not come back.
+  /// Null where a block was dropped for good.
   std::vector<Block*> blocks;
   std::vector<BlockView> views;  // views[i] is what attention sees of blocks[i], kept up to date
   /// Which views changed since KvManager::CopyViews gave out views_mark; more than
@@ -100,6 +114,13 @@ struct Sequence {
   std::uint64_t views_mark = 0;
   /// Where true, blocks[i] takes no part in attention, but is held: plane 0 of K is watched.
   std::vector<bool> dropped;
+  // With a capacity: what is retained, where the originals lie, and the kept blocks; while the
+  // sequence is offloaded there are fewer of those than the history has.
+  // A step in flight may still use it when the sequence has been released.
+  std::shared_ptr<RetainedHistory> retained;
+  std::vector<KeptBlock> kept;
+  std::vector<BlockView> kept_views;
+  Level kept_level = 0;
   std::uint8_t save_from = kPlanes;  // full blocks get an exact copy of the planes from here on
   std::int64_t computed = 0;  // tokens whose K and V are in the blocks, steps in flight not counted
   bool open = false;
@@ -150,9 +171,13 @@ struct Sequence {
     }
     return 0;
   }
+  std::int32_t kept_missing() const {
+    return retained == nullptr ? 0
+                               : retained->kept_blocks() - static_cast<std::int32_t>(kept.size());
+  }
   /// Every block is on the device at or above the floor.
   bool Ready() const {
-    if (absent > 0) return false;
+    if (absent > 0 || kept_missing() > 0) return false;
     for (int level = floor + 1; level < kLevelCount; ++level) {
       if (level_count[level] > 0) return false;
     }

@@ -24,8 +24,6 @@ std::string_view ReasonName(Reason reason) {
       return "demote_sensor";
     case Reason::kForget:
       return "forget";
-    case Reason::kRecall:
-      return "recall";
     case Reason::kGrow:
       return "grow";
     case Reason::kDemoteDeep:

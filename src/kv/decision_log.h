@@ -21,10 +21,9 @@ enum class Reason : std::uint8_t {
   kCacheEvict,         // rung 2: an idle cached block was dropped whole
   kCacheToStore,       // rung 2: an idle cached block lives on in the exact store only
   kDemoteBase,         // rung 3
-  kDrop,               // rung 4: a block takes no part in a request's attention any more
+  kDrop,               // rung 4: a block of a request's history was dropped, and can come back
   kDemoteSensor,       // its pages but plane 0 of K go
   kForget,             // as kDrop, for good
-  kRecall,             // a dropped block takes part again
   kGrow,               // a request's capacity grew
   kDemoteDeep,         // rung 5
   kHoldAdmission,      // rung 6: the head of the queue waits for pages

@@ -42,6 +42,10 @@ class DeviceHostStore final : public ExactStore {
     gathered_.clear();
     wake_.notify_one();
   }
+  const std::byte* Peek(SlotId slot, std::span<std::byte>) const override {
+    const std::byte* page = memory_.get() + slot.value() * page_bytes_;
+    return IsRight(slot, page) ? page : nullptr;
+  }
   void CorruptForTest(SlotId slot) override { Map(slot)[page_bytes_ / 2] ^= std::byte{4}; }
 
  private:

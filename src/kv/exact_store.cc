@@ -84,6 +84,10 @@ class RamStore final : public ExactStore {
     state_[slot.value()] = right ? IoState::kDone : IoState::kCorrupt;
   }
   IoState Poll(SlotId slot) override { return state_[slot.value()]; }
+  const std::byte* Peek(SlotId slot, std::span<std::byte>) const override {
+    const std::byte* page = arena_ + slot.value() * page_bytes_;
+    return IsRight(slot, page) ? page : nullptr;
+  }
   void CorruptForTest(SlotId slot) override { Map(slot)[page_bytes_ / 2] ^= std::byte{4}; }
 
  private:

@@ -58,6 +58,11 @@ class ExactStore {
   /// of its own wakes it once for many slots.
   virtual void Flush() {}
 
+  /// The page that was saved into `slot` (Poll has said kDone), verified; null when it is spoiled
+  /// or cannot be read. `buffer`: a page that the answer may lie in. Any thread, while the owner
+  /// makes no call.
+  virtual const std::byte* Peek(SlotId slot, std::span<std::byte> buffer) const = 0;
+
   /// For tests: spoils what is kept for `slot`, as a broken disk or memory would.
   virtual void CorruptForTest(SlotId slot) = 0;
 
@@ -65,6 +70,9 @@ class ExactStore {
   ExactStore(std::uint32_t slots, std::size_t page_bytes);
   std::uint32_t slots_;
   std::size_t page_bytes_;
+  bool IsRight(SlotId slot, const std::byte* page) const {
+    return StoreChecksum({page, page_bytes_}) == checksums_[slot.value()];
+  }
   std::vector<SlotId> free_;
   std::vector<bool> taken_;
   std::vector<std::uint64_t> checksums_;

@@ -59,6 +59,9 @@ class FileStore final : public ExactStore {
     Drain();
     return state_[slot.value()];
   }
+  const std::byte* Peek(SlotId slot, std::span<std::byte> buffer) const override {
+    return ReadPage(slot, buffer.data()) && IsRight(slot, buffer.data()) ? buffer.data() : nullptr;
+  }
   void CorruptForTest(SlotId slot) override {
     std::byte byte{};
     const off_t at = Offset(slot) + static_cast<off_t>(page_bytes_ / 2);
@@ -131,15 +134,19 @@ class FileStore final : public ExactStore {
     }
     return {job.slot, true, checksum, IoState::kDone};
   }
-  Done Fetch(const Job& job) const {
+  bool ReadPage(SlotId slot, std::byte* to) const {
     std::size_t at = 0;
     while (at < page_bytes_) {
       const ssize_t n =
-          pread(fd_, job.buffer + at, page_bytes_ - at, Offset(job.slot) + static_cast<off_t>(at));
+          pread(fd_, to + at, page_bytes_ - at, Offset(slot) + static_cast<off_t>(at));
       if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) return {job.slot, false, 0, IoState::kFailed};
+      if (n <= 0) return false;
       at += static_cast<std::size_t>(n);
     }
+    return true;
+  }
+  Done Fetch(const Job& job) const {
+    if (!ReadPage(job.slot, job.buffer)) return {job.slot, false, 0, IoState::kFailed};
     const bool right = StoreChecksum({job.buffer, page_bytes_}) == job.checksum;
     return {job.slot, false, 0, right ? IoState::kDone : IoState::kCorrupt};
   }

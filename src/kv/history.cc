@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 #include <string>
 
 #include "backend/plane_code.h"
@@ -24,55 +23,28 @@ Result<Capacity> ParseCapacity(std::string_view text) {
 }
 
 History::History(const HistoryOptions& options, std::int32_t capacity, bool grows)
-    : options_(options),
-      fade_(std::exp(-1.0f / std::max(options.memory_steps, 1.0f))),
-      // What may never be dropped, the block being written, and one that may.
-      capacity_(std::max(capacity, options.sink_blocks + options.recent_blocks + 2)),
+    : recent_blocks_(options.recent_blocks),
+      growth_(options.growth),
+      grow_above_(options.grow_above),
+      // The recent ones, the block being written, and one that tokens are kept in.
+      capacity_(std::max(capacity, options.recent_blocks + 2)),
       grows_(grows) {}
 
-bool History::Extend(std::int32_t blocks) {
-  const std::int32_t more = blocks - this->blocks();
-  PLIANT_CHECK(more >= 0, "a history does not shrink");
-  if (more == 0) return false;
-  taking_part_ += more;
-  blocks_.resize(static_cast<std::size_t>(blocks));
-  const bool grow =
-      grows_ && static_cast<float>(recent_returns_) > options_.grow_above * kBlockTokens;
+bool History::Extend(std::int32_t blocks, const RetainedHistory& retained) {
+  PLIANT_CHECK(blocks >= blocks_, "a history does not shrink");
+  if (blocks == blocks_) return false;
+  const std::int64_t returned = retained.returned_pages();
+  if (growth_ == GrowthSignal::kDivergence) {
+    signal_ = retained.Divergence();
+  } else {
+    signal_ = static_cast<double>(returned - returned_before_) /
+              (static_cast<double>(blocks - blocks_) * kBlockTokens * retained.units());
+  }
+  returned_before_ = returned;
+  blocks_ = blocks;
+  const bool grow = grows_ && signal_ > grow_above_ && retained.drops();
   capacity_ += grow ? 1 : 0;
-  recent_returns_ = 0;
   return grow;
-}
-
-void History::Note(std::span<const float> weights) {
-  PLIANT_CHECK(static_cast<std::int32_t>(weights.size()) == blocks(), "a weight for each block");
-  for (std::size_t b = 0; b < weights.size(); ++b) {
-    Entry& entry = blocks_[b];
-    entry.score = std::max(entry.score * fade_, weights[b]);
-  }
-}
-
-std::int32_t History::Wanted(std::span<const float> weights) const {
-  std::int32_t wanted = -1;
-  float most = options_.return_weight;
-  for (std::int32_t b = 0; b < blocks(); ++b) {
-    if (blocks_[b].takes_part || !(weights[b] > most)) continue;
-    most = weights[b];
-    wanted = b;
-  }
-  return wanted;
-}
-
-void History::Drop(std::int32_t block) {
-  PLIANT_CHECK(blocks_[block].takes_part, "dropped already");
-  blocks_[block].takes_part = false;
-  --taking_part_;
-}
-
-void History::Return(std::int32_t block) {
-  PLIANT_CHECK(!blocks_[block].takes_part, "takes part already");
-  blocks_[block].takes_part = true;
-  ++taking_part_;
-  ++recent_returns_;
 }
 
 }  // namespace pliant

@@ -88,6 +88,22 @@ void KvManager::Audit() const {
     }
   }
   for (const OwnedPage& page : withheld_) see(page.id());
+  std::int64_t kept_pages = 0;
+  for (const Sequence& s : sequences_) {
+    PLIANT_CHECK(s.kept.empty() || (s.open && s.retained != nullptr && s.kept_missing() == 0),
+                 "kept blocks do not match the history");
+    for (std::size_t i = 0; i < s.kept.size(); ++i) {
+      PLIANT_CHECK(s.kept_views.at(i) == s.kept[i].View(), "a kept block's view is out of date");
+      for (const auto* pages : {&s.kept[i].k, &s.kept[i].v}) {
+        for (const OwnedPage& page : *pages) {
+          if (!page.valid()) continue;
+          see(page.id());
+          ++kept_pages;
+        }
+      }
+    }
+  }
+  PLIANT_CHECK(kept_pages == kept_pages_, "kept pages are miscounted");
   std::int64_t jobs = 0, arriving = 0;
   copies_.ForEachJob([&](const CopyJob& job) {
     ++jobs;
@@ -129,6 +145,10 @@ void KvManager::Audit() const {
     std::array<std::int32_t, kLevelCount> count{};
     std::int32_t absent = 0, missing = 0;
     for (std::size_t i = 0; i < s.blocks.size(); ++i) {
+      const bool before =
+          s.retained != nullptr && static_cast<std::int32_t>(i) < s.retained->frontier();
+      PLIANT_CHECK(before == (s.blocks[i] == nullptr || s.dropped[i]),
+                   "dropped blocks are not those before the frontier");
       if (s.blocks[i] == nullptr) {
         PLIANT_CHECK(!s.dropped[i] && s.views[i] == BlockView{} &&
                          static_cast<std::int64_t>(i + 1) * kBlockTokens <= s.computed,

@@ -139,45 +139,6 @@ void KvManager::UpdateFloor(Block& block) {
   if (block.floor > before) ReopenSearch(block);
 }
 
-void KvManager::Drop(Sequence& sequence, std::int32_t index) {
-  Block& block = *sequence.blocks[index];
-  PLIANT_CHECK(block.full && !sequence.dropped[index], "the block may not be dropped");
-  LogBlock(Reason::kDrop, block, kLevels[block.level], kLevels[kSensorLevel], 0, sequence.request);
-  Mutate(block, [&] { sequence.dropped[index] = true; });
-  UpdateFloor(block);
-  // What is computed from now on is not what the whole history gives.
-  sequence.chain_broken = true;
-  ++counters_.blocks_dropped;
-  DemoteIfUnwanted(block);
-}
-
-void KvManager::Forget(Sequence& sequence, std::int32_t index) {
-  Block& block = *sequence.blocks[index];
-  PLIANT_CHECK(block.full && !sequence.dropped[index], "the block may not be forgotten");
-  const PlaneCount from =
-      block.residency == Residency::kDevice ? kLevels[block.level] : PlaneCount{};
-  LogBlock(Reason::kForget, block, from, {}, block.holders.size() == 1 ? block.device_pages() : 0,
-           sequence.request);
-  RemoveHolder(block, sequence);
-  sequence.blocks[index] = nullptr;
-  sequence.SetView(index, BlockView{});
-  sequence.chain_broken = true;
-  ++counters_.blocks_dropped;
-}
-
-void KvManager::Recall(Sequence& sequence, std::int32_t index) {
-  PLIANT_CHECK(sequence.dropped[index], "the block takes part already");
-  Block& block = *sequence.blocks[index];
-  Mutate(block, [&] { sequence.dropped[index] = false; });
-  UpdateFloor(block);
-  ++counters_.blocks_recalled;
-  LogBlock(Reason::kRecall, block, kLevels[block.level], kLevels[ceiling_], 0, sequence.request);
-  if (block.residency == Residency::kDevice && block.level > ceiling_ &&
-      block.copying == Copying::kNone && !block.copy_bad) {
-    StartBring(block, ceiling_, false);  // for want of pages: Load goes on
-  }
-}
-
 /// Only offloaded sequences hold the block now.
 void KvManager::NoReaderLeft(Block& block) {
   if (block.residency == Residency::kDevice && !block.leaving) Leave(block);

@@ -165,6 +165,7 @@ void KvManager::Offload(Sequence& sequence) {
   active_[sequence.active_slot] = active_.back();
   active_[sequence.active_slot]->active_slot = sequence.active_slot;
   active_.pop_back();
+  GiveKept(sequence);  // they are copies: RefillKept makes them anew
   for (Block* block : sequence.blocks) {
     if (block == nullptr) continue;
     block->leave_failed = false;
@@ -330,6 +331,7 @@ KvManager::LoadState KvManager::Load(Sequence& sequence) {
       pending = true;
     }
   }
+  if (!pending && !short_of_pages) return RefillKept(sequence);
   return pending ? LoadState::kPending : LoadState::kNoPages;
 }
 
@@ -347,7 +349,7 @@ int KvManager::PagesToReady(std::span<Block* const> blocks, Level floor) const {
 
 int KvManager::PagesToReady(const Sequence& s) const {
   if (s.Ready()) return 0;
-  int pages = 0;
+  int pages = s.kept_missing() * PagesOf(s.kept_level);
   for (Block* const& block : s.blocks) {
     if (block != nullptr) pages += PagesToReady(std::span(&block, 1), s.FloorOf(block->index));
   }

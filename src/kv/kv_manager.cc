@@ -176,6 +176,7 @@ Sequence* KvManager::Open(RequestId request, Level floor, std::string salt) {
 
 void KvManager::Release(Sequence* sequence) {
   Sequence& s = *sequence;
+  EndHistory(s);
   // Deepest block first, so that of a cached prefix the end goes before the start.
   while (!s.blocks.empty()) {
     if (s.blocks.back() != nullptr) RemoveHolder(*s.blocks.back(), s);
@@ -277,14 +278,6 @@ void KvManager::CopyViews(Sequence& sequence, BlockView* to, std::uint64_t& mark
   mark = sequence.views_mark = ++view_marks_;
 }
 
-void KvManager::KeepCopies(Sequence& sequence) {
-  PLIANT_CHECK(store_ != nullptr, "exact copies need a store");
-  sequence.save_from = 0;
-  for (Block* block : sequence.blocks) {
-    if (block != nullptr && block->full) QueueSave(*block, 0);
-  }
-}
-
 void KvManager::BeginStep(std::uint64_t step) {
   pool_.BeginStep(step);
   step_ = step + 1;
@@ -312,6 +305,7 @@ KvStats KvManager::Stats() const {
   stats.pages_cached = idle_pages_;
   stats.pages_withheld = static_cast<std::int64_t>(withheld_.size());
   stats.pages_copying = copies_.arriving_pages();
+  stats.pages_kept = kept_pages_;
   stats.blocks = live_blocks_;
   stats.blocks_cached = prefix_.IdleCount(IdleList::kCanGive) +
                         prefix_.IdleCount(IdleList::kCannotGive) +

@@ -38,7 +38,7 @@ struct KvStats {
   std::int64_t copies_failed = 0, checksum_failures = 0;
   std::int64_t store_bytes_total = 0, store_bytes_used = 0;
   std::int64_t cache_evictions = 0;
-  std::int64_t blocks_dropped = 0, blocks_recalled = 0;  // out of a request's attention, and back
+  std::int64_t pages_kept = 0;  // by kept blocks of requests with a capacity
 };
 
 /// Blocks of the prefix cache that a new sequence can start with.
@@ -146,16 +146,20 @@ class KvManager {
     return static_cast<std::int64_t>(pool_.fenced()) + pages_leaving_ + pages_abandoned_;
   }
 
-  // ---- what takes part in attention (kv/history.h decides)
-  /// From now on every full block of the sequence gets a whole exact copy.
-  void KeepCopies(Sequence& sequence);
-  /// A full block takes no part in the sequence's attention from now on, whatever copies are under
-  /// way. Its pages but plane 0 of K go as soon as its exact copy is whole, unless others use it.
-  void Drop(Sequence& sequence, std::int32_t index);
-  /// The sequence lets go of a full block for good.
-  void Forget(Sequence& sequence, std::int32_t index);
-  /// A dropped block takes part again, exactly as it was. Load must follow.
-  void Recall(Sequence& sequence, std::int32_t index);
+  // ---- histories with a capacity (kv/history.h decides, backend/retained_history.h chooses)
+  /// An empty sequence gets one, for a model with so many query heads. Its kept blocks are at
+  /// `kept_level`. With returns every full block gets a whole exact copy from now on.
+  void Retain(Sequence& sequence, int heads, const RetentionOptions& options, Level kept_level);
+  /// Takes note of the keys of full blocks that are new. False: one cannot be read
+  /// (LoadState::kLost).
+  bool NoteHistory(Sequence& sequence);
+  enum class DropState { kDropped, kNoPages, kLost };
+  /// The first whole block, noted, is dropped: into a kept block more, or into those there are. Its
+  /// pages but plane 0 of K go as soon as its exact copy is whole, unless others use it; without
+  /// returns all of them go. kNoPages (only with `add_kept`) and kLost: nothing has changed.
+  DropState DropOldest(Sequence& sequence, bool add_kept);
+  /// Pages on the device of a sequence with a history, shared ones included.
+  std::int64_t PagesHeld(const Sequence& sequence) const;
 
   // ---- steps and copies
   // ---------------------------------------------------------------------------------------------------
@@ -232,6 +236,11 @@ class KvManager {
   void RemoveHolder(Block& block, Sequence& sequence);
   void UpdateFloor(Block& block);  // from its holders
   void DemoteIfUnwanted(Block& block);
+  KeptBlock TakeKept(Level level);
+  void GiveKept(Sequence& sequence);
+  void EndHistory(Sequence& sequence);
+  /// All kept blocks anew, when the originals are at hand.
+  LoadState RefillKept(Sequence& sequence);
   bool IsLowered(const Block& block) const {
     return block.residency == Residency::kDevice && block.level > ceiling_ &&
            !block.holders.empty() && !block.Unwanted();
@@ -300,6 +309,7 @@ class KvManager {
 
   // Sums over blocks.
   std::array<std::int64_t, kLevelCount> level_blocks_{};
+  std::int64_t kept_pages_ = 0;
   std::int64_t store_blocks_ = 0, idle_pages_ = 0, pages_leaving_ = 0, pages_abandoned_ = 0,
                lowered_blocks_ = 0, live_blocks_ = 0;
   KvStats counters_;

@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "backend/step_check.h"
 #include "replay/line_reader.h"
 
 namespace pliant {
@@ -23,18 +24,22 @@ std::string Strip(const std::string& text) {
 }
 
 // One problem being decoded under one state.
-struct Slot {
+struct Slot final : RowSource {
   bool busy = false;
   std::size_t problem = 0, state = 0;
   std::vector<TokenId> tokens;  // prompt and answer so far
   std::size_t prompt = 0;       // tokens of the prompt
   std::int64_t cached = 0;      // tokens in the cache
-  std::vector<BlockView> blocks;
+  std::vector<BlockView> blocks, kept, kept_views;
   std::optional<History> history;  // with a capacity
-  bool watched = false, watched_now = false;
-  std::int32_t first_block = 0;
-  int returns_of_token = 0;
+  std::optional<RetainedHistory> retained;
   std::int64_t peak_pages = 0, whole_peak_pages = 0;
+
+  /// Nothing really leaves here: pages are only not shown.
+  PlanePlace Find(std::int32_t block, bool is_v, int plane, std::span<std::byte>) override {
+    const BlockView& view = blocks[static_cast<std::size_t>(block)];
+    return {.page = (is_v ? view.v : view.k)[plane]};
+  }
 };
 
 class ReckonerRun {
@@ -48,6 +53,7 @@ class ReckonerRun {
         encode_(encode),
         problems_(problems),
         options_(options),
+        geometry_(model.config().Kv()),
         max_tokens_(std::min(options.max_tokens, model.config().context_length)) {}
 
   Result<std::vector<ReckonerScore>> Go(
@@ -87,8 +93,10 @@ class ReckonerRun {
     slots_.resize(static_cast<std::size_t>(options_.slots));
     const std::int64_t blocks = (max_tokens_ + kBlockTokens - 1) / kBlockTokens;
     for (std::size_t i = 0; i < slots_.size(); ++i) {
-      slots_[i].blocks = OwnBlocks(
-          static_cast<std::uint32_t>(i * static_cast<std::size_t>(blocks) * 2 * kPlanes), blocks);
+      const auto first =
+          static_cast<std::uint32_t>(i * 2 * static_cast<std::size_t>(blocks) * 2 * kPlanes);
+      slots_[i].blocks = OwnBlocks(first, blocks);
+      slots_[i].kept = OwnBlocks(first + static_cast<std::uint32_t>(blocks) * 2 * kPlanes, blocks);
     }
   }
 
@@ -111,8 +119,16 @@ class ReckonerRun {
     slot.prompt = slot.tokens.size();
     slot.cached = 0;
     slot.busy = true;
-    if (options_.capacity > 0)
-      slot.history.emplace(options_.history, options_.capacity, options_.grows);
+    if (options_.capacity > 0) {
+      const HistoryOptions& history = options_.history;
+      const std::int32_t prompt_blocks =
+          static_cast<std::int32_t>((slot.prompt + kBlockTokens - 1) / kBlockTokens);
+      slot.history.emplace(history,
+                           options_.capacity + (history.start_from_prompt ? prompt_blocks : 0),
+                           options_.grows);
+      slot.retained.emplace(geometry_, model_.config().heads, history.retention,
+                            std::shared_ptr<RowSource>(std::shared_ptr<void>(), &slot));
+    }
     slot.peak_pages = slot.whole_peak_pages = 0;
     ++ScoreOf(slot).problems;
     return Status::Ok();
@@ -134,45 +150,59 @@ class ReckonerRun {
       const auto left = static_cast<std::int64_t>(slot.tokens.size()) - slot.cached;
       const std::int64_t room =
           options_.max_rows - static_cast<std::int64_t>(batch_tokens_.size()) - waiting;
-      AddRows(slot, std::min({left, room, static_cast<std::int64_t>(kBlockTokens)}));
+      PLIANT_RETURN_IF_ERROR(
+          AddRows(slot, std::min({left, room, static_cast<std::int64_t>(kBlockTokens)})));
     }
     PLIANT_RETURN_IF_ERROR(
         model_.Forward(backend_, {batch_tokens_, positions_, slices_, blocks_, logit_rows_}));
     const std::span<const float> logits = backend_.LogitRows();
-    const std::span<const float> weights = backend_.BlockWeights();
     const auto vocabulary = static_cast<std::size_t>(model_.config().vocab_size);
     for (std::size_t i = 0; i < sampling_.size(); ++i) {
       const std::span<const float> row = logits.subspan(i * vocabulary, vocabulary);
-      if (!Review(*sampling_[i], weights)) continue;
       Take(*sampling_[i],
            static_cast<TokenId>(std::max_element(row.begin(), row.end()) - row.begin()));
     }
     return Status::Ok();
   }
 
-  /// Drops what is over the capacity. Returns whether the sequence is watched in its next step.
-  bool MindCapacity(Slot& slot, std::int64_t rows, std::int64_t blocks) {
-    if (!slot.history || rows != 1 || slot.cached < static_cast<std::int64_t>(slot.prompt))
-      return false;
-    History& history = *slot.history;
-    ScoreOf(slot).growths += history.Extend(static_cast<std::int32_t>(blocks));
-    while (history.OverCapacity()) {
-      const std::int32_t victim = history.Victim([](std::int32_t) { return true; });
-      if (victim < 0) break;
-      history.Drop(victim);
+  /// Drops what is over the capacity. Returns whether the sequence's next step has a history.
+  Result<bool> MindCapacity(Slot& slot, std::int64_t rows, std::int64_t blocks) {
+    if (!slot.history) return false;
+    const auto count = static_cast<std::int32_t>(blocks);
+    RetainedHistory& retained = *slot.retained;
+    retained.Reserve(blocks * kBlockTokens);
+    if (rows != 1 || slot.cached < static_cast<std::int64_t>(slot.prompt)) return true;
+    PLIANT_RETURN_IF_ERROR(
+        backend_.NoteHistory(retained, static_cast<std::int32_t>(slot.cached / kBlockTokens)));
+    ScoreOf(slot).growths += slot.history->Extend(count, retained);
+    while (slot.history->MustDrop(count, retained)) {
+      const std::int32_t kept =
+          retained.kept_blocks() + (slot.history->MayAddKept(retained) ? 1 : 0);
+      PLIANT_RETURN_IF_ERROR(backend_.DropFromHistory(retained, KeptViews(slot, kept)));
       ++ScoreOf(slot).drops;
     }
     return true;
   }
 
-  void CountPages(Slot& slot, std::int64_t blocks) {
+  /// Kept blocks have the planes of the state that is measured.
+  std::span<const BlockView> KeptViews(Slot& slot, std::int32_t count) {
+    slot.kept_views.clear();
+    for (std::int32_t b = 0; b < count; ++b) {
+      slot.kept_views.push_back(
+          ViewAt(slot.kept[static_cast<std::size_t>(b)], options_.states[slot.state]));
+    }
+    return slot.kept_views;
+  }
+
+  static std::int64_t PagesOf(const BlockView& view) {
+    return ResidentPlanes(view.k) + ResidentPlanes(view.v);
+  }
+
+  void CountPages(Slot& slot, std::int64_t blocks, std::span<const BlockView> views) {
     if (slot.cached < static_cast<std::int64_t>(slot.prompt)) return;
     const std::int64_t whole = blocks * 2 * kPlanes;
-    std::int64_t held = whole;
-    if (slot.history) {
-      held = slot.history->taking_part() * 2 * kPlanes;
-      if (options_.history.returns) held += slot.history->blocks() - slot.history->taking_part();
-    }
+    std::int64_t held = 0;
+    for (const BlockView& view : views) held += PagesOf(view);
     ReckonerScore& score = ScoreOf(slot);
     score.held_pages += held;
     score.whole_pages += whole;
@@ -180,47 +210,25 @@ class ReckonerRun {
     slot.whole_peak_pages = std::max(slot.whole_peak_pages, whole);
   }
 
-  /// Whether the step's token counts. If a dropped block is wanted too much it returns, and the
-  /// token is computed again.
-  bool Review(Slot& slot, std::span<const float> weights) {
-    slot.watched_now = std::exchange(slot.watched, false);
-    if (!slot.watched_now) return true;
-    const auto own = weights.subspan(static_cast<std::size_t>(slot.first_block),
-                                     static_cast<std::size_t>(slot.history->blocks()));
-    slot.history->Note(own);
-    if (!options_.history.returns) return true;
-    bool returned = false;
-    while (slot.returns_of_token < options_.history.most_returns) {
-      const std::int32_t wanted = slot.history->Wanted(own);
-      if (wanted < 0) break;
-      slot.history->Return(wanted);
-      ++slot.returns_of_token;
-      ++ScoreOf(slot).returns;
-      returned = true;
-    }
-    if (!returned || !options_.redo) {
-      slot.returns_of_token = 0;
-      return true;
-    }
-    --slot.cached;
-    ++ScoreOf(slot).redone;
-    return false;
-  }
-
-  void AddRows(Slot& slot, std::int64_t rows) {
+  Status AddRows(Slot& slot, std::int64_t rows) {
     const CacheState& state = options_.states[slot.state];
     const std::int64_t blocks = (slot.cached + rows + kBlockTokens - 1) / kBlockTokens;
-    slot.watched = MindCapacity(slot, rows, blocks);
-    slot.first_block = static_cast<std::int32_t>(blocks_.size());
-    CountPages(slot, blocks);
-    slices_.push_back({static_cast<std::int32_t>(batch_tokens_.size()),
-                       static_cast<std::int32_t>(rows), static_cast<std::int32_t>(slot.cached),
-                       static_cast<std::int32_t>(blocks_.size()), static_cast<std::int32_t>(blocks),
-                       slot.watched});
+    PLIANT_ASSIGN_OR_RETURN(const bool retains, MindCapacity(slot, rows, blocks));
+    SequenceSlice slice{.first_row = static_cast<std::int32_t>(batch_tokens_.size()),
+                        .rows = static_cast<std::int32_t>(rows),
+                        .context = static_cast<std::int32_t>(slot.cached),
+                        .first_block = static_cast<std::int32_t>(blocks_.size()),
+                        .blocks = static_cast<std::int32_t>(blocks)};
+    std::int32_t frontier = 0;
+    if (retains) {
+      slice.history = &*slot.retained;
+      frontier = slot.retained->frontier();
+    }
     for (std::int64_t b = 0; b < blocks; ++b) {
-      if (slot.watched && !slot.history->TakesPart(static_cast<std::int32_t>(b))) {
+      if (b < frontier) {
         BlockView dropped{};
-        if (options_.history.returns) dropped.k[0] = slot.blocks[static_cast<std::size_t>(b)].k[0];
+        if (options_.history.retention.returns)
+          dropped.k[0] = slot.blocks[static_cast<std::size_t>(b)].k[0];
         blocks_.push_back(dropped);
         continue;
       }
@@ -228,6 +236,13 @@ class ReckonerRun {
       blocks_.push_back(Degraded(state, options_.protection, b, slot.cached) ? ViewAt(whole, state)
                                                                              : whole);
     }
+    if (retains) {
+      slice.first_kept = static_cast<std::int32_t>(blocks_.size());
+      const auto kept = KeptViews(slot, slot.retained->kept_blocks());
+      blocks_.insert(blocks_.end(), kept.begin(), kept.end());
+    }
+    CountPages(slot, blocks, std::span(blocks_).subspan(slice.first_block));
+    slices_.push_back(slice);
     for (std::int64_t i = 0; i < rows; ++i) {
       batch_tokens_.push_back(slot.tokens[static_cast<std::size_t>(slot.cached)]);
       positions_.push_back(static_cast<std::int32_t>(slot.cached));
@@ -237,6 +252,7 @@ class ReckonerRun {
       logit_rows_.push_back(static_cast<std::int32_t>(batch_tokens_.size()) - 1);
       sampling_.push_back(&slot);
     }
+    return {};
   }
 
   void Take(Slot& slot, TokenId token) {
@@ -257,6 +273,11 @@ class ReckonerRun {
     score.peak_pages += slot.peak_pages;
     score.whole_peak_pages += slot.whole_peak_pages;
     score.unfinished += ended ? 0 : 1;
+    if (slot.retained) {
+      score.units = slot.retained->units();
+      score.returned_pages += slot.retained->returned_pages();
+      score.returned_tokens += slot.retained->returned_tokens();
+    }
     if (!right) score.wrong.push_back(problem.id);
     slot.busy = false;
     ++done_;
@@ -268,6 +289,7 @@ class ReckonerRun {
   const PromptEncoder& encode_;
   std::span<const ReckonerProblem> problems_;
   const ReckonerOptions& options_;
+  const KvGeometry geometry_;
   const std::int64_t max_tokens_;
   std::vector<std::string> levels_;
   std::vector<ReckonerScore> scores_;
@@ -324,7 +346,7 @@ std::vector<ReckonerProblem> LimitPerLevel(std::vector<ReckonerProblem> problems
 
 std::uint32_t ReckonerPages(const ReckonerOptions& options) {
   const std::int64_t blocks = (options.max_tokens + kBlockTokens - 1) / kBlockTokens;
-  return static_cast<std::uint32_t>(options.slots * blocks * 2 * kPlanes);
+  return static_cast<std::uint32_t>(2 * options.slots * blocks * 2 * kPlanes);
 }
 
 Result<std::vector<ReckonerScore>> MeasureReckoner(

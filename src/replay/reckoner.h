@@ -31,7 +31,6 @@ struct ReckonerOptions {
   int capacity = 0;  // blocks of each problem's history that take part in decode; 0: all
   bool grows = false;
   HistoryOptions history;
-  bool redo = true;
   int slots = 32;                  // sequences decoded together
   std::int64_t max_tokens = 4096;  // prompt and answer; longer ones count as wrong
   int max_rows = 512;              // as given to Model::Load; at least slots
@@ -47,8 +46,10 @@ struct ReckonerScore {
   // Of decode steps, in pages: held, those of the whole cache; most of one problem, against its
   // whole cache's most.
   std::int64_t held_pages = 0, whole_pages = 0;
-  std::int64_t peak_pages = 0, whole_peak_pages = 0;  // summed over problems
-  std::int64_t drops = 0, returns = 0, redone = 0, growths = 0;
+  std::int64_t peak_pages = 0, whole_peak_pages = 0;     // summed over problems
+  std::int64_t drops = 0, growths = 0;                   // blocks
+  std::int64_t returned_tokens = 0, returned_pages = 0;  // of one (layer, KV head) each
+  int units = 1;
   std::vector<std::string> wrong;  // ids
 };
 

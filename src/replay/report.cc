@@ -281,7 +281,7 @@ Json ContextJson(const std::vector<CacheState>& states, const std::vector<NamedT
 std::string ReckonerTable(const std::vector<ReckonerScore>& scores) {
   std::string out =
       Format("%-8s%-10s%16s%14s%16s%12s%12s%12s%12s%12s\n", "state", "level", "right", "unfinished",
-             "mean tokens", "mean bytes", "peak bytes", "drops", "returns", "redone");
+             "mean tokens", "mean bytes", "peak bytes", "drops", "growths", "returned");
   for (const ReckonerScore& score : scores) {
     const auto share = [](std::int64_t part, std::int64_t whole) {
       return Format("%.1f %%", whole > 0
@@ -295,8 +295,8 @@ std::string ReckonerTable(const std::vector<ReckonerScore>& scores) {
         score.unfinished, each * static_cast<double>(score.tokens),
         share(score.held_pages, score.whole_pages).c_str(),
         share(score.peak_pages, score.whole_peak_pages).c_str(),
-        each * static_cast<double>(score.drops), each * static_cast<double>(score.returns),
-        each * static_cast<double>(score.redone));
+        each * static_cast<double>(score.drops), each * static_cast<double>(score.growths),
+        each * static_cast<double>(score.returned_tokens) / score.units);
   }
   return out;
 }
@@ -315,8 +315,10 @@ Json ReckonerJson(const std::vector<ReckonerScore>& scores) {
                    {"peak_pages", score.peak_pages},
                    {"whole_peak_pages", score.whole_peak_pages},
                    {"drops", score.drops},
-                   {"returns", score.returns},
-                   {"redone", score.redone},
+                   {"growths", score.growths},
+                   {"returned_pages", score.returned_pages},
+                   {"returned_tokens", score.returned_tokens},
+                   {"units", score.units},
                    {"wrong", score.wrong}});
   }
   return out;

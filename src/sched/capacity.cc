@@ -11,7 +11,7 @@ Status Scheduler::Impl::SetCapacity(Request& r, Capacity capacity) const {
   if (capacity.kind == Capacity::Kind::kDefault) capacity = o.default_capacity;
   if (capacity.kind == Capacity::Kind::kFull || capacity.kind == Capacity::Kind::kDefault)
     return {};
-  if (!options.watches_blocks) {
+  if (options.history_heads == 0) {
     return InvalidArgument(
         "kv.capacity: this server cannot tell what a request looks at, only \"full\" is possible");
   }
@@ -23,7 +23,7 @@ Status Scheduler::Impl::SetCapacity(Request& r, Capacity capacity) const {
   const std::int64_t blocks =
       grows ? o.start_blocks
             : (std::min<std::int64_t>(capacity.tokens, 1 << 30) + kBlockTokens - 1) / kBlockTokens;
-  r.returns = o.returns && kv.has_store();
+  r.returns = o.retention.returns && kv.has_store();
   r.history.emplace(o, static_cast<std::int32_t>(blocks), grows);
   r.capacity_blocks = r.history->capacity();
   r.grows = grows;
@@ -32,107 +32,89 @@ Status Scheduler::Impl::SetCapacity(Request& r, Capacity capacity) const {
 
 void Scheduler::Impl::StartHistory(Request& r) {
   if (!r.history) return;
-  r.history.emplace(options.history, r.capacity_blocks, r.grows);
-  if (r.returns) kv.KeepCopies(*r.sequence);
+  const HistoryOptions& o = options.history;
+  const auto prompt =
+      static_cast<std::int32_t>((r.prompt_tokens + kBlockTokens - 1) / kBlockTokens);
+  r.history.emplace(o, r.capacity_blocks + (r.grows && o.start_from_prompt ? prompt : 0), r.grows);
+  RetentionOptions retention = o.retention;
+  retention.returns = r.returns;
+  kv.Retain(*r.sequence, options.history_heads, retention, o.kept_level);
+  r.returned_seen = r.lost_seen = 0;
 }
 
 void Scheduler::Impl::MindCapacities() {
-  for (Request* r : running) {
+  for (std::size_t i = 0; i < running.size();) {
+    Request& r = *running[i];
     // The prompt is computed with all of itself.
-    if (r->history && !r->in_flight() && r->remaining() == 1) DropOver(*r);
+    if (!r.history || r.in_flight() || r.remaining() != 1 || DropOver(r)) {
+      ++i;
+      continue;
+    }
+    Log(Reason::kLostBlock, r);
+    ++r.facts.preemptions;
+    ++stats.preemptions;
+    Requeue(r);
   }
 }
 
-void Scheduler::Impl::ExtendHistory(Request& r) {
-  if (!r.history->Extend(static_cast<std::int32_t>(r.sequence->blocks.size()))) return;
-  ++r.facts.growths;
-  ++stats.growths;
-  Log(Reason::kGrow, r);
-}
-
-void Scheduler::Impl::DropOver(Request& r) {
+bool Scheduler::Impl::DropOver(Request& r) {
   Sequence& s = *r.sequence;
-  History& history = *r.history;
-  ExtendHistory(r);
-  while (history.OverCapacity()) {
-    const std::int32_t victim = history.Victim([&](std::int32_t b) {
-      // What is about to be recalled still counts as dropped there.
-      return s.blocks[b]->full && !s.dropped[b];
-    });
-    if (victim < 0) return;
-    history.Drop(victim);
-    if (r.returns) {
-      kv.Drop(s, victim);
-    } else {
-      kv.Forget(s, victim);
-    }
+  RetainedHistory& retained = *s.retained;
+  const auto blocks = static_cast<std::int32_t>(s.computed / kBlockTokens + 1);
+  retained.Reserve(std::int64_t{blocks} * kBlockTokens);
+  if (!kv.NoteHistory(s)) return false;
+  const double before = r.history->signal();
+  if (r.history->Extend(blocks, retained)) {
+    ++r.facts.growths;
+    ++stats.growths;
+    Log(Reason::kGrow, r);
+  }
+  if (r.grows && r.history->signal() != before) {
+    const double signal = r.history->signal();
+    const auto* bound = std::lower_bound(kSignalBounds.begin(), kSignalBounds.end(), signal);
+    ++stats.signals[static_cast<std::size_t>(bound - kSignalBounds.begin())];
+    stats.signal_sum += signal;
+  }
+  while (r.history->MustDrop(blocks, retained)) {
+    KvManager::DropState state = KvManager::DropState::kNoPages;
+    if (r.history->MayAddKept(retained)) state = kv.DropOldest(s, true);
+    // With no free page it compacts into what it has; the rest is the ladder's.
+    if (state == KvManager::DropState::kNoPages && retained.kept_blocks() > 0)
+      state = kv.DropOldest(s, false);
+    if (state == KvManager::DropState::kLost) return false;
+    if (state == KvManager::DropState::kNoPages) break;
     ++r.facts.dropped;
     ++stats.drops;
     ++frees;
   }
+  return true;
 }
 
-bool Scheduler::Impl::IsWatched(Request& r, std::int32_t rows) {
-  if (!r.history) return false;
-  ExtendHistory(r);
-  PLIANT_CHECK(rows == 1 || r.history->taking_part() == r.history->blocks(),
-               "several rows over a history of which blocks were dropped");
-  return rows == 1;
+void Scheduler::Impl::AddHistory(Request& r, SequenceSlice& slice, StepPlan& plan) {
+  if (!r.history) return;
+  Sequence& s = *r.sequence;
+  PLIANT_CHECK(slice.rows == 1 || !s.retained->drops(),
+               "several rows over a history of which tokens were dropped");
+  s.retained->Reserve(std::int64_t{slice.blocks} * kBlockTokens);
+  slice.history = s.retained.get();
+  plan.histories_.push_back(s.retained);
+  slice.first_kept = static_cast<std::int32_t>(plan.blocks_.size());
+  plan.blocks_.insert(plan.blocks_.end(), s.kept_views.begin(), s.kept_views.end());
+  if (!s.kept.empty()) r.flight_context = std::max(r.flight_context, s.kept_level);
 }
 
-void Scheduler::Impl::CountPages(Request& r) {
+void Scheduler::Impl::SettleHistory(Request& r) {
   const Sequence& s = *r.sequence;
-  const auto whole = static_cast<std::int64_t>(s.blocks.size()) * kv.pages_per_block();
-  r.facts.whole_pages += whole;
-  std::int64_t forgotten = 0;
-  for (const Block* block : s.blocks) forgotten += block == nullptr ? kv.pages_per_block() : 0;
-  r.facts.held_pages += whole - s.missing_pages - forgotten;
-}
-
-void Scheduler::Impl::BringBack(Request& r) {
-  ++r.returns_of_token;
-  ++r.facts.recomputed;
-  ++stats.recomputed_tokens;
-  for (const std::int32_t block : r.wanted) {
-    r.history->Return(block);
-    ++r.facts.recalled;
-    ++stats.recalls;
-  }
-  DropOver(r);  // before pages are asked for
-  for (const std::int32_t block : r.wanted) {
-    if (r.history->TakesPart(block)) kv.Recall(*r.sequence, block);
-  }
-  r.wanted.clear();
-  if (r.sequence->Ready()) return;
-  Unlist(r);
-  r.state = Request::State::kLoading;
-  r.short_of_pages = kv.Load(*r.sequence) == KvManager::LoadState::kNoPages;
-  loading.push_back(&r);
-}
-
-std::span<const std::uint8_t> Scheduler::Review(const StepPlan& plan,
-                                                std::span<const float> block_weights) {
-  Impl& s = *impl_;
-  s.again.clear();
-  for (std::size_t i = 0; i < plan.entries_.size(); ++i) {
-    const StepPlan::Entry& entry = plan.entries_[i];
-    const SequenceSlice& slice = plan.slices_[i];
-    Request* r = s.Find(entry.request);
-    bool again = false;
-    if (slice.watched && r != nullptr && r->flight_step == plan.step_) {
-      const auto own = block_weights.subspan(static_cast<std::size_t>(slice.first_block),
-                                             static_cast<std::size_t>(slice.blocks));
-      r->history->Note(own);
-      if (r->returns && r->returns_of_token < s.options.history.most_returns) {
-        if (const std::int32_t wanted = r->history->Wanted(own); wanted >= 0)
-          r->wanted.push_back(wanted);
-      }
-      again = !r->wanted.empty();
-      if (!again) r->returns_of_token = 0;
-    }
-    if (entry.samples) s.again.push_back(again ? 1 : 0);
-  }
-  return s.again;
+  const std::int64_t returned = s.retained->returned_pages(), lost = s.retained->lost_pages();
+  r.facts.returned += returned - r.returned_seen;
+  stats.returned_pages += returned - r.returned_seen;
+  r.facts.lost += lost - r.lost_seen;
+  stats.lost_pages += lost - r.lost_seen;
+  if (lost > r.lost_seen) Log(Reason::kLostBlock, r);
+  r.returned_seen = returned;
+  r.lost_seen = lost;
+  r.facts.held_pages += kv.PagesHeld(s);
+  r.facts.whole_pages += static_cast<std::int64_t>(s.blocks.size()) * kv.pages_per_block();
 }
 
 }  // namespace pliant

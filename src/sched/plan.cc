@@ -407,8 +407,11 @@ void Scheduler::Impl::Build(StepPlan& plan) {
     const auto computed = static_cast<std::int32_t>(s.computed);
     const auto blocks = (computed + grant.rows + kBlockTokens - 1) / kBlockTokens;
     const bool samples = grant.rows == r.remaining();
-    plan.slices_.push_back({static_cast<std::int32_t>(plan.tokens_.size()), grant.rows, computed,
-                            at, blocks, IsWatched(r, grant.rows)});
+    plan.slices_.push_back({.first_row = static_cast<std::int32_t>(plan.tokens_.size()),
+                            .rows = grant.rows,
+                            .context = computed,
+                            .first_block = at,
+                            .blocks = blocks});
     plan.tokens_.insert(plan.tokens_.end(), r.tokens.begin() + computed,
                         r.tokens.begin() + computed + grant.rows);
     for (std::int32_t row = 0; row < grant.rows; ++row) plan.positions_.push_back(computed + row);
@@ -431,6 +434,8 @@ void Scheduler::Impl::Build(StepPlan& plan) {
     r.flight_context = std::max(s.WorstLevel(), kv.ceiling());
   }
   plan.blocks_.resize(static_cast<std::size_t>(at));
+  for (std::size_t i = 0; i < grants.size(); ++i)
+    AddHistory(*grants[i].request, plan.slices_[i], plan);
   kv.BeginStep(plan.step_);
 }
 

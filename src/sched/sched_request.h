@@ -21,8 +21,7 @@ struct SchedRequest {
   Capacity capacity;                 // of its history; the server's default where it says nothing
 };
 
-/// One per logit row of the plan, in the same order. Ignored where Review says that the token must
-/// be computed again.
+/// One per logit row of the plan, in the same order.
 struct SampledToken {
   RequestId request;
   std::int32_t token = 0;
@@ -46,9 +45,10 @@ struct RequestKvFacts {
   std::int64_t tokens_below_16_bits = 0;  // sampled while part of the context stood below 16 bits
   int lowest_k_bits = 16, lowest_v_bits = 16;
   std::int64_t preemptions = 0, offloads = 0, demotions = 0, restores = 0;
-  // With a capacity: blocks dropped and recalled, tokens computed again, growths; and of its decode
-  // steps, summed, the pages it held and those of its whole history.
-  std::int64_t dropped = 0, recalled = 0, recomputed = 0, growths = 0;
+  // With a capacity: blocks dropped, growths; pages of 16 tokens that came back and that could not,
+  // of one (layer, KV head) each; and of its decode steps, summed, the pages it held and those of
+  // its whole history.
+  std::int64_t dropped = 0, growths = 0, returned = 0, lost = 0;
   std::int64_t held_pages = 0, whole_pages = 0;
   std::int32_t capacity_blocks = 0, taking_part = 0;  // now; 0 without a capacity
 };

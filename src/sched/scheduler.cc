@@ -14,6 +14,7 @@ void StepPlan::Clear() {
   logit_rows_.clear();
   slices_.clear();
   samplers_.clear();
+  histories_.clear();
   step_ = 0;
   prefill_rows_ = 0;
   idle_ = true;
@@ -118,11 +119,7 @@ void Scheduler::Settle(StepPlan plan, std::span<const SampledToken> sampled) {
     Request* r = s.Find(entry.request);
     if (r == nullptr || r->flight_step != plan.step_) continue;  // cancelled meanwhile
     r->flight_step = 0;
-    if (!r->wanted.empty()) {
-      s.BringBack(*r);
-      continue;
-    }
-    if (r->history && entry.rows == 1) s.CountPages(*r);
+    if (r->history && entry.rows == 1) s.SettleHistory(*r);
     kv_.Advance(*r->sequence, entry.rows, r->tokens, r->flight_context);
     s.NoteContext(*r, r->flight_context, token != nullptr);
     if (token == nullptr) continue;
@@ -152,7 +149,6 @@ void Scheduler::Abandon(StepPlan plan) {
     Request* r = s.Find(entry.request);
     if (r == nullptr || r->flight_step != plan.step_) continue;
     r->flight_step = 0;
-    r->wanted.clear();
   }
   plan.Clear();
   s.spare = std::move(plan);
@@ -167,7 +163,10 @@ std::optional<RequestKvFacts> Scheduler::Facts(RequestId id) const {
     RequestKvFacts facts = r->facts;
     if (r->history) {
       facts.capacity_blocks = r->history->capacity();
-      facts.taking_part = r->history->taking_part();
+      if (r->sequence != nullptr) {
+        facts.taking_part = r->sequence->retained->TakingPart(
+            static_cast<std::int32_t>(r->sequence->blocks.size()));
+      }
     }
     if (r->sequence != nullptr) {
       facts.demotions += r->sequence->demotions;
@@ -211,8 +210,14 @@ SchedStats Scheduler::Stats() const {
   for (const auto& [id, r] : impl_->requests) {
     if (!r->history) continue;
     ++stats.with_capacity;
-    stats.blocks_taking_part += r->history->taking_part();
-    stats.blocks_dropped += r->history->blocks() - r->history->taking_part();
+    if (r->sequence == nullptr) continue;
+    const RetainedHistory& retained = *r->sequence->retained;
+    const std::int64_t dropped = retained.dropped_tokens() / retained.units();
+    stats.blocks_taking_part +=
+        retained.TakingPart(static_cast<std::int32_t>(r->sequence->blocks.size()));
+    stats.blocks_dropped += retained.frontier();
+    stats.dropped_tokens += dropped;
+    stats.retained_tokens += r->computed() - dropped;
   }
   return stats;
 }
@@ -286,7 +291,6 @@ void Scheduler::Impl::DropSequence(Request& r) {
   if (r.sequence == nullptr) return;
   r.facts.demotions += r.sequence->demotions;
   r.facts.restores += r.sequence->restores;
-  r.wanted.clear();
   kv.Release(std::exchange(r.sequence, nullptr));
   ++frees;
 }
@@ -330,7 +334,9 @@ Request* Scheduler::Impl::ChooseVictim(const std::vector<Request*>& among) const
 
 void Scheduler::Impl::TakeOut(Request& victim, Reason preempt_reason) {
   ++victim.hits;
-  const bool offload = kv.can_offload() && victim.state == Request::State::kRunning &&
+  // Without returns nobody has the rows of dropped blocks any more.
+  const bool can_return = !victim.history || victim.returns;
+  const bool offload = kv.can_offload() && can_return && victim.state == Request::State::kRunning &&
                        victim.computed() > 0 &&
                        kv.SlotsToOffload(*victim.sequence) <= kv.StoreSlotsAvailable();
   if (offload) {

@@ -12,6 +12,7 @@
 // give the same plans.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -32,7 +33,8 @@ struct SchedulerOptions {
   std::int32_t max_waiting = 1024;      // beyond it Add returns ResourceExhausted
   std::int64_t max_context = 0;         // prompt + output of one request, tokens; required
   HistoryOptions history;               // of requests with a capacity, and the default capacity
-  bool watches_blocks = false;  // the backend tells what rows look at; else capacities are refused
+  // Query heads, for Backend::RetainsHistory; 0: capacities are refused.
+  std::int32_t history_heads = 0;
 };
 
 /// Gauges after the last call, and counters that only rise.
@@ -43,9 +45,14 @@ struct SchedStats {
   std::int64_t prompt_tokens = 0, generated_tokens = 0, tokens_below_16_bits = 0;
   std::int64_t prefix_lookup_tokens = 0, prefix_hit_tokens = 0;
   std::int64_t steps = 0;
-  // Requests with a capacity: now, and what became of their blocks.
+  // Requests with a capacity: now, and what became of their blocks. retained_tokens and
+  // dropped_tokens: of each (layer, KV head), their mean.
   std::int64_t with_capacity = 0, blocks_taking_part = 0, blocks_dropped = 0;
-  std::int64_t drops = 0, recalls = 0, recomputed_tokens = 0, growths = 0;
+  std::int64_t retained_tokens = 0, dropped_tokens = 0;
+  std::int64_t drops = 0, growths = 0, returned_pages = 0, lost_pages = 0;
+  /// Growth signals seen, counted by upper bound kSignalBounds; the last: above all.
+  std::array<std::int64_t, 8> signals{};
+  double signal_sum = 0;
 };
 
 class Scheduler {
@@ -68,11 +75,6 @@ class Scheduler {
   /// While a planned step runs on a device that works by itself: what need not hold up the next
   /// plan (write-aheads are started). A caller that never calls it has Plan do it.
   void WhileRunning();
-  /// Between running and sampling: what the plan's watched requests looked at
-  /// (Backend::BlockWeights). Returns a flag for each of plan.samplers(): its row wanted a block
-  /// that is not there, the token must not be used, and Settle will have it computed again when the
-  /// block is back. Valid until the next call. A caller that never asks gets the token as it is.
-  std::span<const std::uint8_t> Review(const StepPlan& plan, std::span<const float> block_weights);
   /// Takes the results of a plan that has run (Backend::EndStep has returned). `sampled` matches
   /// plan.samplers() in order; requests cancelled meanwhile are included and ignored.
   void Settle(StepPlan plan, std::span<const SampledToken> sampled);

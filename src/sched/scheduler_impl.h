@@ -38,13 +38,12 @@ struct Request {
   bool was_admitted = false;
   bool short_of_pages = false;  // its load waits for pages
 
-  // With a capacity: what takes part, and what the step in flight wanted back.
+  // With a capacity.
   std::optional<History> history;
-  bool returns = false;  // dropped blocks keep plane 0 of K and come back
-  std::vector<std::int32_t> wanted;
-  std::int32_t returns_of_token = 0;
+  bool returns = false;              // dropped tokens come back
   std::int32_t capacity_blocks = 0;  // to begin with
   bool grows = false;
+  std::int64_t returned_seen = 0, lost_seen = 0;  // of the sequence's history
 
   // The step in flight.
   std::uint64_t flight_step = 0;  // 0: none
@@ -103,11 +102,9 @@ struct Scheduler::Impl {
   Status SetCapacity(Request& r, Capacity capacity) const;
   void StartHistory(Request& r);  // it begins anew
   void MindCapacities();
-  void ExtendHistory(Request& r);
-  void DropOver(Request& r);  // what its capacity does not hold, as far as it may go now
-  bool IsWatched(Request& r, std::int32_t rows);
-  void CountPages(Request& r);
-  void BringBack(Request& r);  // what the settled step wanted
+  bool DropOver(Request& r);  // what its capacity does not hold; false: an original is lost
+  void AddHistory(Request& r, SequenceSlice& slice, StepPlan& plan);
+  void SettleHistory(Request& r);
   std::int64_t Headroom(const Request& r) const;
 
   // scheduler.cc
@@ -151,8 +148,7 @@ struct Scheduler::Impl {
   RequestId held_id;
   std::uint64_t held_until = 0, held_frees = 0, frees = 0;
 
-  bool saves_come_later = false;    // WhileRunning was called since the last Plan
-  std::vector<std::uint8_t> again;  // what Review returned
+  bool saves_come_later = false;  // WhileRunning was called since the last Plan
   std::vector<SchedEvent> events;
   std::vector<std::pair<RequestId, RequestKvFacts>> ended;  // since the last Plan
   SchedStats stats;

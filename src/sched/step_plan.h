@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -61,6 +62,7 @@ class StepPlan {
   std::vector<BlockView> blocks_;
   std::vector<Region> regions_;
   std::vector<RequestId> samplers_;
+  std::vector<std::shared_ptr<RetainedHistory>> histories_;  // of the slices: kept until it has run
   std::uint64_t step_ = 0;
   std::int32_t prefill_rows_ = 0;
   bool idle_ = true;

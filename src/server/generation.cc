@@ -213,8 +213,7 @@ Usage Generation::TotalUsage() const {
     total.demotions += one.demotions;
     total.restores += one.restores;
     total.dropped += one.dropped;
-    total.recalled += one.recalled;
-    total.recomputed += one.recomputed;
+    total.returned += one.returned;
     total.held_pages += one.held_pages;
     total.whole_pages += one.whole_pages;
   }

@@ -5,7 +5,10 @@
 #include <prometheus/registry.h>
 #include <prometheus/text_serializer.h>
 
+#include <limits>
 #include <sstream>
+
+#include "kv/history.h"
 
 namespace pliant {
 namespace {
@@ -102,11 +105,31 @@ void AddEngine(const EngineStats& s, Snapshot* out) {
              number(s.blocks_taking_part));
   out->Gauge("kv_capacity_blocks_dropped", "Their blocks that do not", number(s.blocks_dropped));
   out->Counter("kv_drops_total", "Blocks that left a request's attention", number(s.drops));
-  out->Counter("kv_recalls_total", "Dropped blocks that came back", number(s.recalls));
-  out->Counter("kv_recomputed_tokens_total", "Tokens computed again because a block was wanted",
-               number(s.recomputed_tokens));
+  out->Gauge("kv_capacity_tokens_retained",
+             "Their tokens that a KV head of a layer has, in the mean", number(s.retained_tokens));
+  out->Gauge("kv_capacity_tokens_dropped", "Their tokens that it does not have",
+             number(s.dropped_tokens));
+  out->Counter("kv_returned_pages_total",
+               "Dropped pages of 16 tokens that came back to a KV head of a layer",
+               number(s.returned_pages));
+  out->Counter("kv_lost_pages_total", "Wanted pages whose exact copy could not be read",
+               number(s.lost_pages));
   out->Counter("kv_capacity_growths_total", "Blocks by which capacities grew",
                number(s.capacity_growths));
+  MetricFamily& signals =
+      out->Add("kv_growth_signal", "What growing capacities saw when a block was full",
+               MetricType::Histogram);
+  ClientMetric signal;
+  std::int64_t seen = 0;
+  for (std::size_t i = 0; i < s.signals.size(); ++i) {
+    seen += s.signals[i];
+    signal.histogram.bucket.push_back(
+        {static_cast<std::uint64_t>(seen),
+         i < kSignalBounds.size() ? kSignalBounds[i] : std::numeric_limits<double>::infinity()});
+  }
+  signal.histogram.sample_count = static_cast<std::uint64_t>(seen);
+  signal.histogram.sample_sum = s.signal_sum;
+  signals.metric.push_back(std::move(signal));
   MetricFamily& decisions = out->Add(
       "decisions_total", "Decisions of scheduler and controller by reason", MetricType::Counter);
   for (int i = 0; i < static_cast<int>(Reason::kCount); ++i) {

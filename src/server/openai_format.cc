@@ -115,8 +115,7 @@ Json UsageJson(const Usage& usage) {
   kv["demotions"] = usage.demotions;
   kv["restores"] = usage.restores;
   kv["dropped"] = usage.dropped;
-  kv["recalled"] = usage.recalled;
-  kv["recomputed"] = usage.recomputed;
+  kv["returned"] = usage.returned;
   kv["held_share"] = usage.whole_pages > 0 ? static_cast<double>(usage.held_pages) /
                                                  static_cast<double>(usage.whole_pages)
                                            : 1.0;

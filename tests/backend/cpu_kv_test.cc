@@ -118,8 +118,7 @@ class Case {
         const std::size_t row = slice.first_row + i;
         ref_.AttendRow(layer, shape_.heads, Scale(), blocks, slice.context + i,
                        {0, std::span(query).subspan(row * shape_.Columns(), shape_.Columns()),
-                        std::span(out).subspan(row * out_columns, out_columns)},
-                       {});
+                        std::span(out).subspan(row * out_columns, out_columns)});
       }
     }
     return out;

@@ -59,8 +59,7 @@ TEST(EngineCapacity, WhatLeavesComesBackAndTokensDoNotDependOnCompany) {
   const Collector::Answer alone = model.Ask(WithCapacity(model, 0, kSmall));
   ASSERT_TRUE(alone.error.ok()) << alone.error.message();
   EXPECT_GT(alone.usage.dropped, 0);
-  EXPECT_GT(alone.usage.recalled, 0);
-  EXPECT_GT(alone.usage.recomputed, 0);
+  EXPECT_GT(alone.usage.returned, 0);
   EXPECT_LT(alone.usage.held_pages, alone.usage.whole_pages);
   EXPECT_EQ(model.Ask(WithCapacity(model, 0, kSmall)).tokens, alone.tokens);
   std::vector<GenerateRequest> requests;
@@ -82,13 +81,16 @@ TEST(EngineCapacity, PoliciesThatDropForGood) {
     options.policy = policy;
     options.prefix_cache = false;
     options.history.start_blocks = 6;
+    options.history.retention.returns = false;
+    options.history.growth = GrowthSignal::kDivergence;
+    options.history.grow_above = 0.025f;
     options.history.default_capacity =
         policy == KvPolicy::kBudget ? kSmall : Capacity{Capacity::Kind::kGrow, 0};
     TestModel model(options);
     const Collector::Answer answer = model.Ask(WithCapacity(model, 0, {}));
     ASSERT_TRUE(answer.error.ok()) << answer.error.message();
     EXPECT_GT(answer.usage.dropped, 0);
-    EXPECT_EQ(answer.usage.recalled, 0);
+    EXPECT_EQ(answer.usage.returned, 0);
     EXPECT_LT(answer.usage.held_pages, answer.usage.whole_pages);
     const EngineStats stats = StatsNow(*model.engine);
     EXPECT_EQ(stats.drops, answer.usage.dropped);
@@ -106,7 +108,7 @@ TEST(EngineCapacity, ReportedWhileItLasts) {
   const Result<std::string> report = model.engine->KvReportJson();
   ASSERT_TRUE(report.ok());
   EXPECT_NE(report->find("\"capacity_blocks\":6"), std::string::npos) << *report;
-  EXPECT_NE(report->find("\"recalls\""), std::string::npos);
+  EXPECT_NE(report->find("\"returned_pages\""), std::string::npos);
   model.engine->Cancel(*id);
   collector.Wait(*id);
   ExpectAtRest(model);

@@ -133,8 +133,8 @@ TEST_F(GenerationTest, UsageAddsUp) {
   const Json usage = Json::parse(progress.response->body)["usage"];
   EXPECT_EQ(usage, Json::parse(R"({"prompt_tokens":6,"completion_tokens":20,"total_tokens":26,
     "prompt_tokens_details":{"cached_tokens":4},"kv":{"tokens_below_16_bits":6,"lowest_k_bits":8,
-    "lowest_v_bits":4,"preemptions":0,"demotions":0,"restores":0,"dropped":4,"recalled":0,
-    "recomputed":0,"held_share":0.25}})"));
+    "lowest_v_bits":4,"preemptions":0,"demotions":0,"restores":0,"dropped":4,"returned":0,
+    "held_share":0.25}})"));
 }
 
 TEST_F(GenerationTest, LeavingCancelsWhatIsOpenAndNothingElse) {

@@ -58,8 +58,16 @@ class BackendDecorator : public Backend {
   }
   Status EndStep() override { return inner_.EndStep(); }
   std::span<const float> LogitRows() const override { return inner_.LogitRows(); }
-  bool WatchesBlocks(int heads) const override { return inner_.WatchesBlocks(heads); }
-  std::span<const float> BlockWeights() const override { return inner_.BlockWeights(); }
+  bool RetainsHistory(int heads) const override { return inner_.RetainsHistory(heads); }
+  Status NoteHistory(RetainedHistory& history, std::int32_t blocks) override {
+    return inner_.NoteHistory(history, blocks);
+  }
+  Status DropFromHistory(RetainedHistory& history, std::span<const BlockView> kept) override {
+    return inner_.DropFromHistory(history, kept);
+  }
+  Status RefillHistory(RetainedHistory& history, std::span<const BlockView> kept) override {
+    return inner_.RefillHistory(history, kept);
+  }
   CopyTicket CopyOut(std::span<const PageCopy> copies) override { return inner_.CopyOut(copies); }
   CopyTicket CopyIn(std::span<const PageCopy> copies) override { return inner_.CopyIn(copies); }
   CopyState Poll(CopyTicket ticket) override { return inner_.Poll(ticket); }

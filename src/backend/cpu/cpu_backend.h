@@ -45,8 +45,16 @@ class CpuBackend final : public Backend {
   Status EndStep() override;
   std::span<const float> LogitRows() const override;
 
-  bool WatchesBlocks(int heads) const override { return kv_->WatchesBlocks(heads); }
-  std::span<const float> BlockWeights() const override { return kv_->BlockWeights(); }
+  bool RetainsHistory(int heads) const override { return kv_->RetainsHistory(heads); }
+  Status NoteHistory(RetainedHistory& history, std::int32_t blocks) override {
+    return kv_->NoteHistory(history, blocks);
+  }
+  Status DropFromHistory(RetainedHistory& history, std::span<const BlockView> kept) override {
+    return kv_->DropFromHistory(history, kept);
+  }
+  Status RefillHistory(RetainedHistory& history, std::span<const BlockView> kept) override {
+    return kv_->RefillHistory(history, kept);
+  }
   CopyTicket CopyOut(std::span<const PageCopy> copies) override { return kv_->CopyOut(copies); }
   CopyTicket CopyIn(std::span<const PageCopy> copies) override { return kv_->CopyIn(copies); }
   CopyState Poll(CopyTicket ticket) override { return kv_->Poll(ticket); }

@@ -12,10 +12,11 @@
 #include "backend/cpu/cpu_level.h"
 #include "backend/cpu/kv_arena.h"
 #include "backend/cpu/kv_attention.h"
+#include "backend/cpu/kv_history.h"
 #include "backend/cpu/kv_plan.h"
-#include "backend/cpu/kv_watch.h"
 #include "backend/cpu/kv_write.h"
 #include "backend/cpu/page_copier.h"
+#include "backend/retained_rows.h"
 #include "backend/step_check.h"
 #include "base/check.h"
 
@@ -41,6 +42,7 @@ class CpuKvImpl final : public CpuKv {
       : pool_(pool),
         level_(level),
         write_(ChooseKvWriteKernel(level)),
+        history_(ChooseHistoryKernel(level)),
         partial_(ChoosePartialKernel(level)) {}
 
   std::string_view Level() const override { return CpuLevelName(level_); }
@@ -65,11 +67,17 @@ class CpuKvImpl final : public CpuKv {
   Status BeginStep(const StepBatch& batch) override;
   void QkvToCache(const KvQkvParams& params, const RopeTable& rope, KvRows qkv) override;
   void Attention(int layer, int heads, float softmax_scale, KvRows query, KvRows out) override;
-  bool WatchesBlocks(int heads) const override {
+  bool RetainsHistory(int heads) const override {
     return attention_ != nullptr && heads / geometry_.kv_heads <= attention_->narrow_columns;
   }
-  std::span<const float> BlockWeights() const override {
-    return watched_.any() ? watched_.Gather() : std::span<const float>();
+  Status NoteHistory(RetainedHistory& history, std::int32_t blocks) override {
+    return NoteRows(Memory(), history, {&code_, rope_inv_freq_}, blocks);
+  }
+  Status DropFromHistory(RetainedHistory& history, std::span<const BlockView> kept) override {
+    return DropRows(Memory(), history, kept);
+  }
+  Status RefillHistory(RetainedHistory& history, std::span<const BlockView> kept) override {
+    return RefillRows(Memory(), history, kept);
   }
 
   CopyTicket CopyOut(std::span<const PageCopy> copies) override {
@@ -94,11 +102,21 @@ class CpuKvImpl final : public CpuKv {
     return code_.scale.empty() ? nullptr : code_.center.data() + ChannelOffset(layer, head);
   }
   void PrepareRope(const RopeTable& rope);
+  void NoteQueries(const KvQkvParams& params, KvRows qkv);
   void WriteRow(const KvQkvParams& params, const KvWriteShape& shape, std::int64_t row, float* x);
   void RecordKey(int layer, int head, const float* key);
   void RecordQuery(int layer, int head, const float* query);
   KvRowTarget Target(int layer, int head, int token, const std::array<PageId, kPlanes>& pages);
   void PrepareAttention(int heads);
+  PageMemory Memory() { return {arena_.bytes().data(), page_bytes_, pages_, geometry_}; }
+  /// All splits of one unit of a sequence with a history are there: what it misses returns, and
+  /// scores are added. Afterwards `total` holds the merged partial results.
+  template <typename F>
+  void MindHistory(const HistoryTable& table, int layer, int kv_head, const UnitLogits& logits,
+                   int worker, F&& attend_again);
+  /// A slice of several rows of a sequence with a history: its rows once more, each alone.
+  void ScoreRows(const AttentionItem& item, int layer, AttentionHead head, QueryTile tile,
+                 int worker);
   void RunItem(const AttentionItem& item, int layer, float softmax_scale, KvRows query, KvRows out,
                int worker);
   CopyTicket Copy(PageCopier::Direction direction, std::span<const PageCopy> copies);
@@ -106,6 +124,7 @@ class CpuKvImpl final : public CpuKv {
   ThreadPool* pool_;
   CpuLevel level_;
   const KvWriteKernel& write_;
+  const HistoryKernel& history_;
   const PartialKernel& partial_;
   const AttentionKernel* attention_ = nullptr;
 
@@ -117,9 +136,11 @@ class CpuKvImpl final : public CpuKv {
   ChannelStatistics statistics_;  // empty while off
 
   StepBatch batch_;
-  mutable WatchedBlocks watched_;
-  std::vector<std::int32_t> row_sequence_;  // slice of each row of the step
-  std::vector<float> rope_inv_freq_;        // what cosine_ and sine_ were made from
+  HistoryTables histories_;
+  std::vector<std::vector<float>> history_scratch_;  // of each worker
+  std::vector<std::vector<float>> score_scratch_;    // of each worker: ScoreRows
+  std::vector<std::int32_t> row_sequence_;           // slice of each row of the step
+  std::vector<float> rope_inv_freq_;                 // what cosine_ and sine_ were made from
   bool rope_ready_ = false;
   std::vector<float> cosine_, sine_;  // [rows][head_dim / 2]
 
@@ -187,7 +208,9 @@ Status CpuKvImpl::BeginStep(const StepBatch& batch) {
     const SequenceSlice& slice = batch.sequences[s];
     std::fill_n(row_sequence_.begin() + slice.first_row, slice.rows, static_cast<std::int32_t>(s));
   }
-  watched_.Start(batch_, geometry_.kv_heads);
+  histories_.Start(batch_);
+  history_scratch_.resize(static_cast<std::size_t>(pool_->threads()));
+  score_scratch_.resize(static_cast<std::size_t>(pool_->threads()));
   rope_ready_ = false;
   plan_heads_ = 0;
   return {};
@@ -282,11 +305,30 @@ void CpuKvImpl::WriteRow(const KvQkvParams& params, const KvWriteShape& shape, s
   }
 }
 
+/// Running means of queries before norm and RoPE, row after row: the queries of a prompt count too.
+void CpuKvImpl::NoteQueries(const KvQkvParams& params, KvRows qkv) {
+  for (const SequenceSlice& slice : batch_.sequences) {
+    if (slice.history == nullptr) continue;
+    const auto note = [&](std::int64_t head, int) {
+      for (int r = 0; r < slice.rows; ++r) {
+        slice.history->NoteQuery(params.layer, static_cast<int>(head),
+                                 qkv.Row(slice.first_row + r) + head * geometry_.head_dim);
+      }
+    };
+    if (slice.rows > 1) {
+      pool_->ForEach(params.heads, note);
+    } else {
+      for (int head = 0; head < params.heads; ++head) note(head, 0);
+    }
+  }
+}
+
 void CpuKvImpl::QkvToCache(const KvQkvParams& params, const RopeTable& rope, KvRows qkv) {
   PLIANT_CHECK(params.layer >= 0 && params.layer < geometry_.layers, "layer out of range");
   PLIANT_CHECK(params.heads >= 1 && params.heads % geometry_.kv_heads == 0,
                "heads are a multiple of KV heads");
   PrepareRope(rope);
+  NoteQueries(params, qkv);
   const KvWriteShape shape = {geometry_.head_dim, params.q_norm, params.k_norm, params.norm_eps};
   const auto rows = static_cast<std::int64_t>(batch_.tokens.size());
   const std::int64_t columns =
@@ -310,7 +352,7 @@ void CpuKvImpl::QkvToCache(const KvQkvParams& params, const RopeTable& rope, KvR
 
 void CpuKvImpl::PrepareAttention(int heads) {
   if (plan_heads_ == heads) return;
-  plan_ = PlanAttention(batch_, watched_, geometry_, heads, *attention_, pool_->threads());
+  plan_ = PlanAttention(batch_, histories_, geometry_, heads, *attention_, pool_->threads());
   if (plan_.partial_floats > partials_capacity_) {
     partials_capacity_ = plan_.partial_floats + plan_.partial_floats / 2;
     partials_ = AllocateAligned(partials_capacity_ * sizeof(float));
@@ -324,6 +366,57 @@ void CpuKvImpl::PrepareAttention(int heads) {
   plan_heads_ = heads;
 }
 
+template <typename F>
+void CpuKvImpl::MindHistory(const HistoryTable& table, int layer, int kv_head,
+                            const UnitLogits& logits, int worker, F&& attend_again) {
+  RetainedHistory& history = *table.history;
+  const int unit = history.UnitOf(layer, kv_head);
+  std::vector<float>& scratch = history_scratch_[worker];
+  for (int returned = 0; table.dropped > 0 && returned < history.options().most_returns;) {
+    history_.page_masses(table, unit, logits, scratch);
+    const std::int32_t page = history.Wanted(unit, scratch);
+    if (page < 0) break;
+    if (!ReturnRows(Memory(), history, layer, kv_head, page, table.kept)) continue;
+    attend_again();
+    ++returned;
+  }
+  history_.shares(table, logits, scratch);
+  history.AddScores(unit, scratch);
+}
+
+void CpuKvImpl::ScoreRows(const AttentionItem& item, int layer, AttentionHead head, QueryTile tile,
+                          int worker) {
+  const SequenceSlice& slice = batch_.sequences[item.sequence];
+  const int dim = geometry_.head_dim;
+  const float* first_query = tile.query;
+  tile.rows = 1;
+  const std::size_t partial = tile.Columns() * PartialFloats(dim);
+  const std::size_t split_logits = static_cast<std::size_t>(tile.Columns()) * kSplitTokens;
+  const std::size_t most = SplitsOf(slice.context + slice.rows);
+  std::vector<float>& room = score_scratch_[worker];
+  room.resize(std::max(room.size(), most * (partial + split_logits)));
+  float* partials = room.data();
+  float* logits = partials + most * partial;
+  for (int row = 0; row < item.rows; ++row) {
+    const int position = slice.context + row;
+    tile.query = first_query + row * tile.query_stride;
+    tile.first_position = position;
+    for (int split = 0; split < SplitsOf(position + 1); ++split) {
+      tile.logits = logits + split * split_logits;
+      const int first = split * kSplitTokens;
+      attention_->attend(head, tile, first, std::min(first + kSplitTokens, position + 1),
+                         partials + split * partial, scratch_[worker].get());
+      if (split > 0) partial_.merge(dim, tile.Columns(), partials + split * partial, partials);
+    }
+    HistoryTable table;
+    table.tokens = position + 1;
+    const UnitLogits unit = {tile.Columns(), dim,     attention_->total_unit,
+                             logits,         nullptr, partials};
+    history_.shares(table, unit, history_scratch_[worker]);
+    slice.history->AddScores(slice.history->UnitOf(layer, item.kv_head), history_scratch_[worker]);
+  }
+}
+
 void CpuKvImpl::RunItem(const AttentionItem& item, int layer, float softmax_scale, KvRows query,
                         KvRows out, int worker) {
   const SequenceSlice& slice = batch_.sequences[item.sequence];
@@ -334,11 +427,11 @@ void CpuKvImpl::RunItem(const AttentionItem& item, int layer, float softmax_scal
   head.rows_offset = geometry_.RowOffset(layer, item.kv_head, 0);
   head.scales_offset = geometry_.ScaleOffset(layer, item.kv_head, 0);
   head.head_dim = dim;
-  const WatchedTable* table = watched_.TableOf(item.sequence);
+  const HistoryTable* table = histories_.TableOf(item.sequence);
   head.keys_only = item.keys_only;
   head.blocks = table == nullptr ? batch_.blocks.data() + slice.first_block
-                                 : watched_.Views(item.keys_only ? table->first_watched
-                                                                 : table->first_taking_part);
+                                 : histories_.Views(item.keys_only ? table->first_dropped
+                                                                   : table->first_taking_part);
 
   const int plan_group = plan_heads_ / geometry_.kv_heads;
   const std::int64_t column = (std::int64_t{item.kv_head} * plan_group + item.first_head) * dim;
@@ -349,11 +442,12 @@ void CpuKvImpl::RunItem(const AttentionItem& item, int layer, float softmax_scal
   tile.out_stride = out.stride;
   tile.rows = item.rows;
   tile.group = item.group;
-  tile.first_position = item.keys_only     ? table->watched * kBlockTokens - 1
+  tile.first_position = item.keys_only     ? table->dropped * kBlockTokens - 1
                         : table != nullptr ? table->tokens - 1
                                            : slice.context + item.first_row;
   tile.softmax_scale = softmax_scale;
 
+  if (item.scores) return ScoreRows(item, layer, head, tile, worker);
   std::byte* scratch = scratch_[worker].get();
   const int tokens = tile.LastPosition() + 1;
   const auto attend = [&](int split, float* to) {
@@ -374,22 +468,38 @@ void CpuKvImpl::RunItem(const AttentionItem& item, int layer, float softmax_scal
   const AttentionJoin& join = plan_.joins[item.join];
   float* partials = reinterpret_cast<float*>(partials_.get()) + join.partials;
   const std::size_t stride = tile.Columns() * PartialFloats(dim);
-  float* tops = nullptr;  // [items][columns][kSplitBlocks]
+  const std::size_t split_logits = static_cast<std::size_t>(tile.Columns()) * kSplitTokens;
+  float* logits = nullptr;  // [items][columns][kSplitTokens]
   if (table != nullptr) {
-    tops = reinterpret_cast<float*>(partials_.get()) + join.tops;
-    tile.tops = tops + static_cast<std::size_t>(item.split + (item.keys_only ? join.splits : 0)) *
-                           tile.Columns() * kSplitBlocks;
+    logits = reinterpret_cast<float*>(partials_.get()) + join.logits;
+    tile.logits = logits + (item.split + (item.keys_only ? join.splits : 0)) * split_logits;
   }
   attend(item.split, item.keys_only ? nullptr : partials + item.split * stride);
   // Whoever ends last sees what the others wrote, and merges in the order of the context.
   if (splits_left_[item.join].fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   splits_left_[item.join].store(join.items, std::memory_order_relaxed);  // for the next layer
-  for (int split = 1; split < join.splits; ++split) {
-    partial_.merge(dim, tile.Columns(), partials + split * stride, partials);
-  }
+  const auto merge = [&] {
+    for (int split = 1; split < join.splits; ++split) {
+      partial_.merge(dim, tile.Columns(), partials + split * stride, partials);
+    }
+  };
+  merge();
   if (table != nullptr) {
-    watched_.Fold(*table, item.kv_head, dim, tile.Columns(), attention_->total_unit, tops,
-                  partials);
+    const UnitLogits unit = {
+        tile.Columns(), dim, attention_->total_unit, logits, logits + join.splits * split_logits,
+        partials};
+    MindHistory(*table, layer, item.kv_head, unit, worker, [&] {
+      head.keys_only = false;
+      head.blocks = histories_.Views(table->first_taking_part);
+      tile.first_position = table->tokens - 1;
+      for (int split = 0; split < join.splits; ++split) {
+        tile.logits = logits + split * split_logits;
+        const int first = split * kSplitTokens;
+        attention_->attend(head, tile, first, std::min(first + kSplitTokens, table->tokens),
+                           partials + split * stride, scratch);
+      }
+      merge();
+    });
   }
   partial_.finish(dim, tile, partials);
 }

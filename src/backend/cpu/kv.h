@@ -68,8 +68,10 @@ class CpuKv {
   virtual void Attention(int layer, int heads, float softmax_scale, KvRows query, KvRows out) = 0;
 
   /// As in Backend.
-  virtual bool WatchesBlocks(int heads) const = 0;
-  virtual std::span<const float> BlockWeights() const = 0;
+  virtual bool RetainsHistory(int heads) const = 0;
+  virtual Status NoteHistory(RetainedHistory& history, std::int32_t blocks) = 0;
+  virtual Status DropFromHistory(RetainedHistory& history, std::span<const BlockView> kept) = 0;
+  virtual Status RefillHistory(RetainedHistory& history, std::span<const BlockView> kept) = 0;
 
   /// As in Backend.
   virtual CopyTicket CopyOut(std::span<const PageCopy> copies) = 0;

@@ -41,7 +41,7 @@ struct AttentionHead {
   std::size_t scales_offset = 0;  // the same
   int head_dim = 0;
   const BlockView* blocks = nullptr;  // of the sequence
-  /// Blocks need no V: the kernel only makes `tops`, and no partial results.
+  /// Blocks need no V: the kernel only makes `logits`, and no partial results.
   bool keys_only = false;
 
   const std::uint8_t* Rows(PageId page) const {
@@ -65,9 +65,10 @@ struct QueryTile {
   int group = 0;
   int first_position = 0;
   float softmax_scale = 0;
-  /// [columns][kSplitBlocks], or null: largest logit (in units of log2) of each block of the split.
-  /// Only for one row, and up to narrow_columns columns.
-  float* tops = nullptr;
+  /// [columns][kSplitTokens], or null: the logits (in units of log2) of the split's tokens, minus
+  /// infinity for tokens behind `end` in the last block. Only for one row, and up to narrow_columns
+  /// columns.
+  float* logits = nullptr;
 
   int Columns() const { return rows * group; }
   int LastPosition() const { return first_position + rows - 1; }

@@ -435,26 +435,20 @@ PLIANT_KV_AMX void ValuePhase(const QueryTile& tile, int groups, const Step* bef
   StoreAndAdd<kDim>(pending, tile, s);
 }
 
-/// Largest logit of K alone, of every column and block of the step whose logits are at hand.
-/// `block` is the step's first, in its split.
+/// Hands out the logits of K alone, of every column and token of the step whose logits are at hand.
+/// `first` is the step's first token, in its split.
 template <int kDim>
-PLIANT_KV_AMX void StoreTops(const QueryTile& tile, int block, Scratch<kDim>& s) {
+PLIANT_KV_AMX void ExportLogits(const QueryTile& tile, int first, Scratch<kDim>& s) {
   for (int column = 0; column < tile.Columns(); ++column) {
     const float* logits = s.logits[column / kGroup][column % kGroup];
-    float* tops = tile.tops + column * kSplitBlocks + block;
-#pragma GCC unroll 4
-    for (int b = 0; b < kStepBlocks; ++b) {
-      __m512 half[2];
-#pragma GCC unroll 2
-      for (int i = 0; i < 2; ++i) {
-        const int n = b * kBlockTokens + i * kVector;
-        // Where a token is not there both are -infinity, and their difference is no number: max
-        // takes its second operand then.
-        half[i] = _mm512_max_ps(
-            _mm512_sub_ps(_mm512_load_ps(logits + n), _mm512_load_ps(s.scales.log_value + n)),
-            _mm512_set1_ps(-INFINITY));
-      }
-      tops[b] = _mm512_reduce_max_ps(_mm512_max_ps(half[0], half[1]));
+    float* to = tile.logits + column * kSplitTokens + first;
+#pragma GCC unroll 8
+    for (int n = 0; n < kStep; n += kVector) {
+      // Where a token is not there both are -infinity, and their difference is no number: max takes
+      // its second operand then.
+      _mm512_storeu_ps(to + n, _mm512_max_ps(_mm512_sub_ps(_mm512_load_ps(logits + n),
+                                                           _mm512_load_ps(s.scales.log_value + n)),
+                                             _mm512_set1_ps(-INFINITY)));
     }
   }
 }
@@ -478,7 +472,7 @@ PLIANT_KV_AMX void Attend(const AttentionHead& head, const QueryTile& tile, int 
     KeyPhase<kDim>(step, groups, ahead, s);
     LoadScales(head, at, end, s.scales);
     ValuePhase<kDim>(tile, groups, before, &step, ahead, s);
-    if (tile.tops != nullptr) StoreTops<kDim>(tile, (at - first) / kBlockTokens, s);
+    if (tile.logits != nullptr) ExportLogits<kDim>(tile, at - first, s);
     if (head.keys_only) continue;
     for (int g = 0; g < groups; ++g) {
       SoftmaxOfGroup<kDim>(g, std::min(kGroup, tile.Columns() - g * kGroup), step.value.depth, s);

@@ -200,22 +200,15 @@ void Accumulate(int dim, int tokens, float keep, const float* HWY_RESTRICT weigh
   }
 }
 
-/// Largest logit of one column over one decoded block of which it sees the first `visible` tokens.
-float TopOfColumn(int dim, int column, int visible, const Scratch& s) {
-  alignas(64) float logits[kBlockTokens];
-  Dots(dim, s.query + column * dim, s.key, logits);
-  return *std::max_element(logits, logits + visible);
-}
-
-/// One column over one decoded block of which it sees the first `visible` tokens. Its largest logit
-/// goes to `top` if there is one.
-void AttendColumn(int dim, int column, int visible, Scratch& s, float* top) {
+/// One column over one decoded block of which it sees the first `visible` tokens. Its logits go to
+/// `seen` if there is such.
+void AttendColumn(int dim, int column, int visible, Scratch& s, float* seen) {
   const F32 d;
   const int lanes = static_cast<int>(hn::Lanes(d));
   alignas(64) float logits[kBlockTokens];
   Dots(dim, s.query + column * dim, s.key, logits);
   for (int t = visible; t < kBlockTokens; ++t) logits[t] = -std::numeric_limits<float>::infinity();
-  if (top != nullptr) *top = *std::max_element(logits, logits + visible);
+  if (seen != nullptr) std::copy_n(logits, kBlockTokens, seen);
   auto largest = hn::Set(d, s.maxima[column]);
   for (int t = 0; t < kBlockTokens; t += lanes) largest = hn::Max(largest, hn::Load(d, logits + t));
   const float maximum = hn::GetLane(hn::MaxOfLanes(d, largest));
@@ -257,11 +250,13 @@ void Attend(const AttentionHead& head, const QueryTile& tile, int first, int end
     const BlockView& block = head.blocks[at / kBlockTokens];
     if (!block.k[0].valid() || (!block.v[0].valid() && !head.keys_only)) continue;
     const int tokens = std::min(kBlockTokens, end - at);
-    float* tops = tile.tops == nullptr ? nullptr : tile.tops + (at - first) / kBlockTokens;
+    float* seen = tile.logits == nullptr ? nullptr : tile.logits + (at - first);
     DecodeBlock(head, block.k, tokens, s.key);
     if (head.keys_only) {
       for (int column = 0; column < tile.Columns(); ++column) {
-        tops[column * kSplitBlocks] = TopOfColumn(dim, column, tokens, s);
+        alignas(64) float logits[kBlockTokens];
+        Dots(dim, s.query + column * dim, s.key, logits);
+        std::copy_n(logits, kBlockTokens, seen + column * kSplitTokens);
       }
       continue;
     }
@@ -271,7 +266,7 @@ void Attend(const AttentionHead& head, const QueryTile& tile, int first, int end
       const int visible = std::min(tokens, position + 1 - at);
       if (visible <= 0) continue;
       AttendColumn(dim, column, visible, s,
-                   tops == nullptr ? nullptr : tops + column * kSplitBlocks);
+                   seen == nullptr ? nullptr : seen + column * kSplitTokens);
     }
   }
   if (head.keys_only) return;

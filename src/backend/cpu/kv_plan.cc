@@ -14,10 +14,11 @@ constexpr int kColumnVector = 16;  // columns that a kernel handles at once
 /// A column costs about one unit a token; decoding a token for a tile costs about as much as 8
 /// columns.
 std::int64_t Cost(const AttentionItem& item, const SequenceSlice& slice,
-                  const WatchedTable* watched) {
-  const int last = item.keys_only       ? watched->watched * kBlockTokens
-                   : watched != nullptr ? watched->tokens
-                                        : slice.context + item.first_row + item.rows;
+                  const HistoryTable* table) {
+  const int last = item.keys_only     ? table->dropped * kBlockTokens
+                   : table != nullptr ? table->tokens
+                                      : slice.context + item.first_row + item.rows;
+  if (item.scores) return std::int64_t{last} * (8 + item.group) * item.rows;
   const int tokens =
       item.split < 0 ? last : std::min(kSplitTokens, last - item.split * kSplitTokens);
   return std::int64_t{tokens} * (8 + item.rows * item.group);
@@ -25,17 +26,17 @@ std::int64_t Cost(const AttentionItem& item, const SequenceSlice& slice,
 
 /// Items of a sequence with few columns. KV heads run inside splits: their rows lie one behind the
 /// other in a page, so that what the hardware fetches past the end of one head is used by the next.
-void AddSplits(int sequence, const SequenceSlice& slice, const WatchedTable* watched,
+void AddSplits(int sequence, const SequenceSlice& slice, const HistoryTable* table,
                const KvGeometry& geometry, int group, AttentionPlan& plan) {
-  const int splits = SplitsOf(watched != nullptr ? watched->tokens : slice.context + slice.rows);
-  const int items = splits + (watched != nullptr ? WatchedTable::SplitsFor(watched->watched) : 0);
+  const int splits = SplitsOf(table != nullptr ? table->tokens : slice.context + slice.rows);
+  const int items = splits + (table != nullptr ? HistoryTable::SplitsFor(table->dropped) : 0);
   const int first_join = static_cast<int>(plan.joins.size());
   const std::size_t columns = static_cast<std::size_t>(slice.rows) * group;
   for (int head = 0; head < geometry.kv_heads; ++head) {
     const std::size_t partials = plan.partial_floats;
     plan.partial_floats += splits * columns * PartialFloats(geometry.head_dim);
     plan.joins.push_back({splits, items, partials, plan.partial_floats});
-    if (watched != nullptr) plan.partial_floats += items * columns * kSplitBlocks;
+    if (table != nullptr) plan.partial_floats += items * columns * kSplitTokens;
   }
   AttentionItem item;
   item.sequence = sequence;
@@ -53,7 +54,7 @@ void AddSplits(int sequence, const SequenceSlice& slice, const WatchedTable* wat
 
 }  // namespace
 
-AttentionPlan PlanAttention(const StepBatch& batch, const WatchedBlocks& watched,
+AttentionPlan PlanAttention(const StepBatch& batch, const HistoryTables& histories,
                             const KvGeometry& geometry, int heads, const AttentionKernel& kernel,
                             int threads) {
   const int group = heads / geometry.kv_heads;
@@ -76,10 +77,22 @@ AttentionPlan PlanAttention(const StepBatch& batch, const WatchedBlocks& watched
 
   for (std::size_t s = 0; s < batch.sequences.size(); ++s) {
     const SequenceSlice& slice = batch.sequences[s];
+    if (slice.history != nullptr && slice.rows > 1) {
+      for (int head = 0; head < geometry.kv_heads; ++head) {
+        AttentionItem item;
+        item.sequence = static_cast<int>(s);
+        item.kv_head = head;
+        item.rows = slice.rows;
+        item.group = group;
+        item.scores = true;
+        plan.items.push_back(item);
+      }
+    }
     const bool narrow = slice.rows * group <= kernel.narrow_columns;
-    PLIANT_CHECK(narrow || !slice.watched, "a watched sequence has too many query heads a KV head");
+    PLIANT_CHECK(narrow || histories.TableOf(s) == nullptr,
+                 "a sequence with a history has too many query heads a KV head");
     if (narrow) {
-      AddSplits(static_cast<int>(s), slice, watched.TableOf(s), geometry, group, plan);
+      AddSplits(static_cast<int>(s), slice, histories.TableOf(s), geometry, group, plan);
       continue;
     }
     for (int head = 0; head < geometry.kv_heads; ++head) {
@@ -99,8 +112,8 @@ AttentionPlan PlanAttention(const StepBatch& batch, const WatchedBlocks& watched
   }
   std::stable_sort(plan.items.begin(), plan.items.end(),
                    [&](const AttentionItem& a, const AttentionItem& b) {
-                     return Cost(a, batch.sequences[a.sequence], watched.TableOf(a.sequence)) >
-                            Cost(b, batch.sequences[b.sequence], watched.TableOf(b.sequence));
+                     return Cost(a, batch.sequences[a.sequence], histories.TableOf(a.sequence)) >
+                            Cost(b, batch.sequences[b.sequence], histories.TableOf(b.sequence));
                    });
   return plan;
 }

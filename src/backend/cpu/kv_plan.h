@@ -12,7 +12,7 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/kv_attention.h"
-#include "backend/cpu/kv_watch.h"
+#include "backend/cpu/kv_history.h"
 
 namespace pliant {
 
@@ -25,16 +25,17 @@ struct AttentionItem {
   int group = 0;
   int split = -1;          // or -1: all of them
   int join = -1;           // into AttentionPlan.joins, for split items
-  bool keys_only = false;  // a split of the blocks of a watched sequence that have K only
+  bool scores = false;     // rows of a slice of several add to a history's scores
+  bool keys_only = false;  // a split of the dropped blocks of a history: K only
 };
 
 /// The split items of one (sequence, KV head).
 struct AttentionJoin {
   int splits = 0;
-  int items = 0;             // splits, and those of blocks that have K only
+  int items = 0;             // splits, and those of dropped blocks
   std::size_t partials = 0;  // offset in floats of split 0's partial results; the others follow
-  std::size_t tops =
-      0;  // watched sequences: offset of [items][columns][kSplitBlocks] floats behind them
+  std::size_t logits =
+      0;  // with a history: offset of [items][columns][kSplitTokens] floats behind them
 };
 
 struct AttentionPlan {
@@ -43,7 +44,7 @@ struct AttentionPlan {
   std::size_t partial_floats = 0;
 };
 
-AttentionPlan PlanAttention(const StepBatch& batch, const WatchedBlocks& watched,
+AttentionPlan PlanAttention(const StepBatch& batch, const HistoryTables& histories,
                             const KvGeometry& geometry, int heads, const AttentionKernel& kernel,
                             int threads);
 

@@ -133,7 +133,6 @@ class ReferenceBackend final : public Backend {
   Status BeginStep(const StepBatch& batch) override {
     PLIANT_RETURN_IF_ERROR(CheckStepBatch(batch, kv_.pages()));
     batch_ = batch;
-    block_weights_.assign(batch.blocks.size(), 0.0f);
     return {};
   }
 
@@ -167,6 +166,15 @@ class ReferenceBackend final : public Backend {
   }
 
   void QkvToCache(const QkvParams& params, const RopeTable& rope, TensorId qkv) override {
+    inv_freq_ = rope.inv_freq;
+    for (const SequenceSlice& slice : batch_.sequences) {
+      const int dim = kv_.geometry().head_dim;
+      for (int r = 0; slice.history != nullptr && r < slice.rows; ++r) {
+        const float* row = TensorRow(qkv, slice.first_row + r).data();
+        for (int head = 0; head < params.heads; ++head)
+          slice.history->NoteQuery(params.layer, head, row + std::size_t(head) * dim);
+      }
+    }
     ForEachRow([&](std::int64_t r, std::span<const BlockView> blocks, int cache_position) {
       kv_.WriteRow(params, OptionalVector(params.q_norm), OptionalVector(params.k_norm), rope,
                    blocks, cache_position, {batch_.positions[r], TensorRow(qkv, r), {}});
@@ -176,13 +184,21 @@ class ReferenceBackend final : public Backend {
   void Attention(int layer, int heads, float softmax_scale, TensorId qkv, TensorId out) override {
     for (const SequenceSlice& slice : batch_.sequences) {
       const auto blocks = batch_.blocks.subspan(slice.first_block, slice.blocks);
-      const auto weights =
-          std::span(block_weights_)
-              .subspan(slice.first_block, slice.watched ? std::size_t(slice.blocks) : 0);
+      if (slice.history != nullptr && slice.rows == 1) {
+        const std::int64_t r = slice.first_row;
+        kv_.AttendHistory(layer, heads, softmax_scale, *slice.history,
+                          batch_.blocks.subspan(slice.first_kept, slice.history->kept_blocks()),
+                          blocks, slice.context,
+                          {batch_.positions[r], TensorRow(qkv, r), TensorRow(out, r)});
+        continue;
+      }
       for (int i = 0; i < slice.rows; ++i) {
         const std::int64_t r = slice.first_row + i;
         kv_.AttendRow(layer, heads, softmax_scale, blocks, slice.context + i,
-                      {batch_.positions[r], TensorRow(qkv, r), TensorRow(out, r)}, weights);
+                      {batch_.positions[r], TensorRow(qkv, r), TensorRow(out, r)});
+        if (slice.history == nullptr) continue;
+        kv_.ScoreRow(layer, heads, softmax_scale, *slice.history, blocks, slice.context + i,
+                     {batch_.positions[r], TensorRow(qkv, r), {}});
       }
     }
   }
@@ -225,8 +241,16 @@ class ReferenceBackend final : public Backend {
     }
   }
 
-  bool WatchesBlocks(int) const override { return true; }
-  std::span<const float> BlockWeights() const override { return block_weights_; }
+  bool RetainsHistory(int) const override { return true; }
+  Status NoteHistory(RetainedHistory& history, std::int32_t blocks) override {
+    return kv_.NoteHistory(history, inv_freq_, blocks);
+  }
+  Status DropFromHistory(RetainedHistory& history, std::span<const BlockView> kept) override {
+    return kv_.DropFromHistory(history, kept);
+  }
+  Status RefillHistory(RetainedHistory& history, std::span<const BlockView> kept) override {
+    return kv_.RefillHistory(history, kept);
+  }
   Status EndStep() override { return {}; }
   std::span<const float> LogitRows() const override { return logits_; }
   bool SamplesTokens() const override { return true; }
@@ -289,7 +313,7 @@ class ReferenceBackend final : public Backend {
   std::vector<std::vector<float>> vectors_;
   std::vector<Tensor> tensors_;
   RefKv kv_;
-  std::vector<float> block_weights_;  // of batch_.blocks
+  std::vector<float> inv_freq_;  // of the last RoPE
   StepBatch batch_;
   std::vector<float> logits_;
   std::vector<std::int32_t> sampled_;

@@ -168,46 +168,141 @@ void RefKv::WriteRow(const QkvParams& params, std::span<const float> q_norm,
   }
 }
 
+std::vector<double> RefKv::Logits(int layer, int kv_head, std::span<const float> q,
+                                  float softmax_scale, std::span<const Place> places) {
+  std::vector<float> key(q.size());
+  std::vector<double> logits;
+  for (const Place& place : places) {
+    // The channel factor of K is in q already.
+    Load(layer, kv_head, place.slot, place.block->k, key);
+    double dot = 0;
+    for (std::size_t c = 0; c < q.size(); ++c) dot += double{q[c]} * key[c];
+    logits.push_back(dot * softmax_scale);
+  }
+  return logits;
+}
+
+RefKv::Softmax RefKv::WeightedSum(int layer, int kv_head, std::span<const double> logits,
+                                  std::span<const Place> places, std::span<float> out) {
+  Softmax softmax{-std::numeric_limits<double>::infinity(), 0};
+  for (const double logit : logits) softmax.largest = std::max(softmax.largest, logit);
+  std::vector<float> value(out.size());
+  std::vector<double> sum(out.size(), 0.0);
+  for (std::size_t t = 0; t < logits.size(); ++t) {
+    Load(layer, kv_head, places[t].slot, places[t].block->v, value);
+    const double weight = std::exp(logits[t] - softmax.largest);
+    softmax.total += weight;
+    for (std::size_t c = 0; c < sum.size(); ++c) sum[c] += weight * value[c];
+  }
+  for (std::size_t c = 0; c < sum.size(); ++c) out[c] = static_cast<float>(sum[c] / softmax.total);
+  return softmax;
+}
+
 void RefKv::AttendRow(int layer, int heads, float softmax_scale, std::span<const BlockView> blocks,
-                      int cache_position, Row row, std::span<float> weights) {
+                      int cache_position, Row row) {
   const int dim = geometry_.head_dim;
   const int group = heads / geometry_.kv_heads;
-  std::vector<float> key(dim), value(dim);
-  std::vector<double> tops(weights.size());  // largest logit of each block
+  std::vector<Place> places;
+  for (int t = 0; t <= cache_position; ++t) {
+    const BlockView& block = blocks[t / kBlockTokens];
+    if (block.k[0].valid() && block.v[0].valid()) places.push_back({&block, t % kBlockTokens});
+  }
   for (int head = 0; head < heads; ++head) {
     const std::span<const float> q = row.qkv.subspan(std::size_t(head) * dim, dim);
-    std::vector<double> logits;
-    std::vector<std::vector<float>> values;
-    std::fill(tops.begin(), tops.end(), -std::numeric_limits<double>::infinity());
-    for (int t = 0; t <= cache_position; ++t) {
-      const BlockView& block = blocks[t / kBlockTokens];
-      // The channel factor of K is in q already.
-      if (!Load(layer, head / group, t % kBlockTokens, block.k, key)) continue;
-      double dot = 0;
-      for (int c = 0; c < dim; ++c) dot += double{q[c]} * key[c];
-      if (!tops.empty()) {
-        double& top = tops[t / kBlockTokens];
-        top = std::max(top, dot * softmax_scale);
+    const auto logits = Logits(layer, head / group, q, softmax_scale, places);
+    WeightedSum(layer, head / group, logits, places, row.out.subspan(std::size_t(head) * dim, dim));
+  }
+}
+
+Status RefKv::NoteHistory(RetainedHistory& history, std::span<const float> inv_freq,
+                          std::int32_t blocks) {
+  const KeyCode code = {channel_, center_};
+  return NoteRows(Memory(), history, {&code, inv_freq}, blocks);
+}
+
+void RefKv::AttendHistory(int layer, int heads, float softmax_scale, RetainedHistory& history,
+                          std::span<const BlockView> kept, std::span<const BlockView> blocks,
+                          int cache_position, Row row) {
+  const int dim = geometry_.head_dim;
+  const int group = heads / geometry_.kv_heads;
+  closest_decision_ = std::numeric_limits<double>::infinity();
+  std::vector<Place> places, dropped;
+  for (const BlockView& block : kept) {
+    for (int t = 0; t < kBlockTokens; ++t) places.push_back({&block, t});
+  }
+  const int first_whole = history.frontier() * kBlockTokens;
+  for (int t = first_whole; t <= cache_position; ++t)
+    places.push_back({&blocks[t / kBlockTokens], t % kBlockTokens});
+  for (int t = 0; history.options().returns && t < first_whole; ++t)
+    dropped.push_back({&blocks[t / kBlockTokens], t % kBlockTokens});
+  for (int kv_head = 0; kv_head < geometry_.kv_heads; ++kv_head) {
+    const int unit = history.UnitOf(layer, kv_head);
+    std::vector<std::vector<double>> seen(group), watched(group);
+    std::vector<Softmax> softmax(group);
+    const auto attend = [&] {
+      for (int g = 0; g < group; ++g) {
+        const std::size_t at = (std::size_t(kv_head) * group + g) * dim;
+        const std::span<const float> q = row.qkv.subspan(at, dim);
+        seen[g] = Logits(layer, kv_head, q, softmax_scale, places);
+        softmax[g] = WeightedSum(layer, kv_head, seen[g], places, row.out.subspan(at, dim));
       }
-      if (!Load(layer, head / group, t % kBlockTokens, block.v, value)) continue;
-      logits.push_back(dot * softmax_scale);
-      values.push_back(value);
+    };
+    for (int g = 0; g < group; ++g) {
+      const std::size_t at = (std::size_t(kv_head) * group + g) * dim;
+      watched[g] = Logits(layer, kv_head, row.qkv.subspan(at, dim), softmax_scale, dropped);
     }
-    double largest = -std::numeric_limits<double>::infinity();
-    for (const double logit : logits) largest = std::max(largest, logit);
-    double total = 0;
-    std::vector<double> sum(dim, 0.0);
-    for (std::size_t t = 0; t < logits.size(); ++t) {
-      const double weight = std::exp(logits[t] - largest);
-      total += weight;
-      for (int c = 0; c < dim; ++c) sum[c] += weight * values[t][c];
+    attend();
+    for (int returned = 0; returned < history.options().most_returns;) {
+      std::vector<float> masses(dropped.size() / kReturnTokens, 0.0f);
+      for (int g = 0; g < group; ++g) {
+        std::vector<double> mass(masses.size(), 0.0);
+        for (std::size_t t = 0; t < dropped.size(); ++t) {
+          const auto block = static_cast<std::int32_t>(t / kBlockTokens);
+          if ((history.Kept(unit, block) >> (t % kBlockTokens) & 1) != 0) continue;
+          mass[t / kReturnTokens] +=
+              std::exp(watched[g][t] - softmax[g].largest) / softmax[g].total;
+        }
+        for (std::size_t p = 0; p < mass.size(); ++p)
+          masses[p] = std::max(masses[p], static_cast<float>(mass[p]));
+      }
+      for (const float mass : masses)
+        closest_decision_ = std::min(
+            closest_decision_, std::abs(mass / (1.0 + mass) - history.options().return_weight));
+      const std::int32_t page = history.Wanted(unit, masses);
+      if (page < 0) break;
+      if (!ReturnRows(Memory(), history, layer, kv_head, page, kept)) continue;
+      attend();
+      ++returned;
     }
-    for (int c = 0; c < dim; ++c) {
-      row.out[std::size_t(head) * dim + c] = static_cast<float>(sum[c] / total);
+    std::vector<float> shares(places.size(), 0.0f);
+    for (int g = 0; g < group; ++g) {
+      for (std::size_t t = 0; t < places.size(); ++t)
+        shares[t] += static_cast<float>(std::exp(seen[g][t] - softmax[g].largest) /
+                                        softmax[g].total / group);
     }
-    for (std::size_t b = 0; b < weights.size(); ++b) {
-      weights[b] = std::max(weights[b], static_cast<float>(std::exp(tops[b] - largest) / total));
+    history.AddScores(unit, shares);
+  }
+}
+
+void RefKv::ScoreRow(int layer, int heads, float softmax_scale, RetainedHistory& history,
+                     std::span<const BlockView> blocks, int cache_position, Row row) {
+  const int dim = geometry_.head_dim;
+  const int group = heads / geometry_.kv_heads;
+  std::vector<Place> places;
+  for (int t = 0; t <= cache_position; ++t)
+    places.push_back({&blocks[t / kBlockTokens], t % kBlockTokens});
+  std::vector<float> unused(dim);
+  for (int kv_head = 0; kv_head < geometry_.kv_heads; ++kv_head) {
+    std::vector<float> shares(places.size(), 0.0f);
+    for (int g = 0; g < group; ++g) {
+      const std::size_t at = (std::size_t(kv_head) * group + g) * dim;
+      const auto logits = Logits(layer, kv_head, row.qkv.subspan(at, dim), softmax_scale, places);
+      const Softmax softmax = WeightedSum(layer, kv_head, logits, places, unused);
+      for (std::size_t t = 0; t < places.size(); ++t)
+        shares[t] +=
+            static_cast<float>(std::exp(logits[t] - softmax.largest) / softmax.total / group);
     }
+    history.AddScores(history.UnitOf(layer, kv_head), shares);
   }
 }
 

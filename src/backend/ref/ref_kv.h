@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/retained_rows.h"
 
 namespace pliant {
 
@@ -37,13 +38,46 @@ class RefKv {
   void WriteRow(const QkvParams& params, std::span<const float> q_norm,
                 std::span<const float> k_norm, const RopeTable& rope,
                 std::span<const BlockView> blocks, int cache_position, Row row);
-  /// Attention of one row over positions 0 .. cache_position of its sequence. `weights` [blocks],
-  /// if not empty: raised to what Backend::BlockWeights says of this layer.
+  /// Attention of one row over positions 0 .. cache_position of its sequence.
   void AttendRow(int layer, int heads, float softmax_scale, std::span<const BlockView> blocks,
-                 int cache_position, Row row, std::span<float> weights);
+                 int cache_position, Row row);
+  /// The same for a sequence with a history: SequenceSlice::history.
+  void AttendHistory(int layer, int heads, float softmax_scale, RetainedHistory& history,
+                     std::span<const BlockView> kept, std::span<const BlockView> blocks,
+                     int cache_position, Row row);
+
+  /// How near to its threshold the closest page was, of the last AttendHistory: an implementation
+  /// with other roundings may have decided otherwise when this is small.
+  double closest_decision() const { return closest_decision_; }
+  /// What a row of a slice of several adds to a history's scores.
+  void ScoreRow(int layer, int heads, float softmax_scale, RetainedHistory& history,
+                std::span<const BlockView> blocks, int cache_position, Row row);
+
+  Status NoteHistory(RetainedHistory& history, std::span<const float> inv_freq,
+                     std::int32_t blocks);
+  Status DropFromHistory(RetainedHistory& history, std::span<const BlockView> kept) {
+    return DropRows(Memory(), history, kept);
+  }
+  Status RefillHistory(RetainedHistory& history, std::span<const BlockView> kept) {
+    return RefillRows(Memory(), history, kept);
+  }
 
  private:
   std::span<const float> Channel(int layer, int head) const;
+  PageMemory Memory() { return {arena_.data(), geometry_.PageBytes(), pages_, geometry_}; }
+  /// One query head over a list of tokens, (block, slot): logits of those that have K, and with
+  /// `out` the weighted sum of V. Returns the largest logit and the sum of exp(logit - largest).
+  struct Place {
+    const BlockView* block;
+    int slot;
+  };
+  std::vector<double> Logits(int layer, int kv_head, std::span<const float> q, float softmax_scale,
+                             std::span<const Place> places);
+  struct Softmax {
+    double largest = 0, total = 0;
+  };
+  Softmax WeightedSum(int layer, int kv_head, std::span<const double> logits,
+                      std::span<const Place> places, std::span<float> out);
   /// Encodes `row` into slot `token` of every plane in `pages`.
   void Store(int layer, int head, int token, const std::array<PageId, kPlanes>& pages,
              std::span<const float> row);
@@ -52,6 +86,7 @@ class RefKv {
             std::span<float> row);
 
   KvGeometry geometry_;
+  double closest_decision_ = 0;
   std::uint32_t pages_ = 0;
   std::vector<std::byte> arena_;
   std::vector<float> channel_, center_;  // KeyCode

@@ -50,7 +50,10 @@ Driver::Driver(DriverOptions options) : options_(std::move(options)) {
           : PrefixHash(DefaultPrefixHash));
   PLIANT_CHECK(made.ok(), made.status().ToString());
   kv_ = std::move(*made);
-  options_.sched.watches_blocks = true;
+  machine_->wanted_percent = options_.wanted_percent;
+  options_.sched.history_heads = 1;
+  // Random weights look at everything a little.
+  if (options_.reference) options_.sched.history.retention.return_weight = 0.04f;
   scheduler_ = std::make_unique<Scheduler>(options_.sched, *kv_, clock_);
 }
 
@@ -114,8 +117,23 @@ Part Driver::PartOf(const StepBatch& batch, std::size_t index, const StepPlan::E
             .samples = entry.samples,
             .mark = ceiling};
   if (const auto facts = scheduler_->Facts(entry.request)) part.preemptions = facts->preemptions;
+  if (slice.history != nullptr) {
+    part.kept = batch.blocks.subspan(static_cast<std::size_t>(slice.first_kept),
+                                     static_cast<std::size_t>(slice.history->kept_blocks()));
+    EXPECT_TRUE(c.capacity) << "nobody asked for a capacity";
+  }
+  for (const BlockView& kept : part.kept) {
+    const Level level = LevelOf(kept);
+    EXPECT_LE(level, c.floor) << "kept tokens stand below the request's floor";
+    part.worst = std::max(part.worst, level);
+    part.worst_read = std::max(part.worst_read, level);
+    for (int p = 0; p < kLevels[level].k; ++p)
+      EXPECT_TRUE(written->insert(kept.k[p].value()).second) << "a kept block is somebody else's";
+    for (int p = 0; p < kLevels[level].v; ++p)
+      EXPECT_TRUE(written->insert(kept.v[p].value()).second) << "a kept block is somebody else's";
+  }
   for (std::size_t b = 0; b < part.blocks.size(); ++b) {
-    if (slice.watched && !part.blocks[b].v[0].valid()) {  // dropped, or forgotten
+    if (slice.history != nullptr && static_cast<std::int32_t>(b) < slice.history->frontier()) {
       for (int p = 0; p < kPlanes; ++p) {
         EXPECT_FALSE(part.blocks[b].v[p].valid());
         EXPECT_TRUE(p == 0 || !part.blocks[b].k[p].valid()) << "more than plane 0 of K is watched";
@@ -155,22 +173,6 @@ Part Driver::PartOf(const StepBatch& batch, std::size_t index, const StepPlan::E
   return part;
 }
 
-/// Made up, and the same for the same step: a few blocks are looked at.
-std::vector<float> Driver::BlockWeights(const StepPlan& plan, std::span<const Part> parts) const {
-  std::vector<float> weights(plan.batch().blocks.size(), 0.0f);
-  for (const Part& part : parts) {
-    if (!part.slice.watched) continue;
-    EXPECT_EQ(part.slice.rows, 1);
-    for (std::int32_t b = 0; b < part.slice.blocks; ++b) {
-      const std::uint64_t h = Mix(part.client->chain.back() ^ Mix(static_cast<std::uint64_t>(b)));
-      const bool wanted = static_cast<int>(h % 100) < options_.wanted_percent;
-      weights[static_cast<std::size_t>(part.slice.first_block + b)] =
-          wanted ? 1.0f : static_cast<float>(h % 1000) * 1e-4f;
-    }
-  }
-  return weights;
-}
-
 std::vector<SampledToken> Driver::Forward(const StepPlan& plan) {
   const StepBatch batch = plan.batch();
   EXPECT_EQ(batch.sequences.size(), plan.entries().size());
@@ -184,8 +186,6 @@ std::vector<SampledToken> Driver::Forward(const StepPlan& plan) {
     parts.push_back(PartOf(batch, i, plan.entries()[i], &written));
   }
   const std::vector<std::int32_t> tokens = machine_->Run(plan, parts, options_.check_bytes);
-  const std::span<const std::uint8_t> again = scheduler_->Review(plan, BlockWeights(plan, parts));
-  EXPECT_EQ(again.size(), tokens.size());
   std::vector<SampledToken> sampled;
   for (const Part& part : parts) {
     Client& c = clients_.at(part.id);
@@ -196,11 +196,6 @@ std::vector<SampledToken> Driver::Forward(const StepPlan& plan) {
     EXPECT_EQ(part.slice.context + part.slice.rows, static_cast<std::int64_t>(c.chain.size()))
         << "sampled before the prompt's end";
     EXPECT_EQ(batch.logit_rows[sampled.size()], part.slice.first_row + part.slice.rows - 1);
-    if (again[sampled.size()] != 0) {
-      EXPECT_TRUE(part.slice.watched);
-      sampled.push_back({RequestId(part.id), tokens.at(sampled.size())});
-      continue;
-    }
     if (part.worst_read > 0) ++c.sampled_below;
     const std::int32_t token = tokens.at(sampled.size());
     const bool finished =

@@ -27,7 +27,7 @@ struct DriverOptions {
   std::int64_t store_pages = 0;  // when set: a RAM store of so many pages
   bool constant_hash = false;    // every prefix hash collides
   bool reference = false;        // a real model on the reference backend
-  int wanted_percent = 3;        // of blocks, that a row of a request with a capacity looks at
+  int wanted_percent = 3;  // of dropped pages, that a row of a request with a capacity misses
   // Plan step N + 1 before step N is settled; step N runs as late as possible. The scheduler is told
   // of the time that leaves (WhileRunning).
   bool ahead = false;
@@ -77,7 +77,6 @@ class Driver {
 
  private:
   std::vector<SampledToken> Forward(const StepPlan& plan);
-  std::vector<float> BlockWeights(const StepPlan& plan, std::span<const Part> parts) const;
   void SettleOldest();
   void TakeEvents();
   Part PartOf(const StepBatch& batch, std::size_t index, const StepPlan::Entry& entry,

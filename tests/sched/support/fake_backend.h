@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/retained_rows.h"
 #include "base/check.h"
 
 namespace pliant::testing {
@@ -27,6 +28,7 @@ class FakeBackend final : public Backend {
   Result<TensorId> AddTensor(std::int64_t, std::int64_t) override { return TensorId(0); }
   std::size_t PageBytes(const KvGeometry& g) const override { return g.PageBytes(); }
   Status AllocatePages(const KvGeometry& g, std::uint32_t pages) override {
+    geometry_ = g;
     page_bytes_ = g.PageBytes();
     memory_.assign(pages * page_bytes_, std::byte{0xdd});
     return Status::Ok();
@@ -44,12 +46,27 @@ class FakeBackend final : public Backend {
   void Logits(TensorId, VectorId, float, MatrixId) override {}
   Status EndStep() override { return Status::Ok(); }
   std::span<const float> LogitRows() const override { return {}; }
+  PageMemory Memory() {
+    return {memory_.data(), page_bytes_, static_cast<std::uint32_t>(memory_.size() / page_bytes_),
+            geometry_};
+  }
+  bool RetainsHistory(int) const override { return true; }
+  Status NoteHistory(RetainedHistory& history, std::int32_t blocks) override {
+    return NoteRows(Memory(), history, {}, blocks);
+  }
+  Status DropFromHistory(RetainedHistory& history, std::span<const BlockView> kept) override {
+    return DropRows(Memory(), history, kept);
+  }
+  Status RefillHistory(RetainedHistory& history, std::span<const BlockView> kept) override {
+    return RefillRows(Memory(), history, kept);
+  }
   CopyTicket CopyOut(std::span<const PageCopy> copies) override;
   CopyTicket CopyIn(std::span<const PageCopy> copies) override;
   CopyState Poll(CopyTicket) override { return CopyState::kDone; }
   CopyState Wait(CopyTicket) override { return CopyState::kDone; }
 
  private:
+  KvGeometry geometry_;
   std::size_t page_bytes_ = 0;
   std::vector<std::byte> memory_;
   std::uint64_t tickets_ = 0;

@@ -38,6 +38,7 @@ class FakeMachine final : public Machine {
         }
       }
       for (std::int32_t r = 0; r < part.slice.rows; ++r) WriteRow(part, part.slice.context + r);
+      if (part.slice.history != nullptr && part.slice.rows == 1) Attend(part, check_bytes);
       if (!part.samples) continue;
       // What is sampled depends on every plane that was missing, and on nothing else besides the
       // tokens.
@@ -79,6 +80,50 @@ class FakeMachine final : public Machine {
       }
     }
     part.mark = std::max(part.mark, seen_mark);
+  }
+
+  /// What attention does to a history: kept rows are read, some of what was dropped returns, and
+  /// everything is looked at. Made up, and the same for the same step.
+  void Attend(const Part& part, bool check_bytes) {
+    RetainedHistory& history = *part.slice.history;
+    const std::uint64_t now = part.client->chain.back();
+    if (check_bytes) CheckKept(part);
+    std::vector<float> masses(static_cast<std::size_t>(history.frontier()) * 2);
+    for (std::size_t p = 0; p < masses.size(); ++p) {
+      const bool all_kept =
+          (history.Kept(0, static_cast<std::int32_t>(p / 2)) >> (p % 2 * 16) & 0xffff) == 0xffff;
+      const bool wanted = static_cast<int>(Mix(now ^ Mix(p)) % 100) < wanted_percent;
+      masses[p] = wanted && !all_kept ? 100.0f : 0.0f;
+    }
+    const std::int32_t page = history.options().returns ? history.Wanted(0, masses) : -1;
+    if (page >= 0) ReturnRows(fake_.Memory(), history, 0, 0, page, part.kept);
+    std::vector<float> shares(static_cast<std::size_t>(history.kept_blocks() * kBlockTokens +
+                                                       part.slice.context + 1 -
+                                                       history.frontier() * kBlockTokens));
+    for (std::size_t t = 0; t < shares.size(); ++t)
+      shares[t] = static_cast<float>(Mix(now + t) % 1000) * 1e-6f;
+    history.AddScores(0, shares);
+    if (check_bytes) CheckKept(part);
+  }
+
+  void CheckKept(const Part& part) {
+    const std::span<const std::int32_t> tokens = part.slice.history->KeptTokens(0);
+    for (std::size_t slot = 0; slot < tokens.size(); ++slot) {
+      const BlockView& view = part.kept[slot / kBlockTokens];
+      const std::size_t offset = Offset(static_cast<std::int64_t>(slot));
+      const auto mark = static_cast<Level>(fake_.Page(view.k[0])[offset + 8]);
+      for (int is_v = 0; is_v < 2; ++is_v) {
+        for (int p = 0; p < kPlanes; ++p) {
+          const PageId page = is_v != 0 ? view.v[p] : view.k[p];
+          if (!page.valid()) continue;
+          std::byte want[kRowBytes];
+          RowOf(part.client->chain.at(static_cast<std::size_t>(tokens[slot])), p, is_v != 0, mark,
+                want);
+          ASSERT_EQ(std::memcmp(want, fake_.Page(page).data() + offset, kRowBytes), 0)
+              << "slot " << slot << " does not hold token " << tokens[slot];
+        }
+      }
+    }
   }
 
   void WriteRow(const Part& part, std::int64_t position) {

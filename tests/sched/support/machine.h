@@ -39,6 +39,7 @@ struct Part {
   const Client* client = nullptr;
   SequenceSlice slice;
   std::span<const BlockView> blocks;
+  std::span<const BlockView> kept;  // with a history
   Level ceiling = 0;
   Level worst = 0;           // of its blocks; the lowest of all where a block takes no part
   Level worst_read = 0;      // of those that take part
@@ -51,6 +52,9 @@ struct Part {
 class Machine {
  public:
   virtual ~Machine() = default;
+  /// Of the pages that a request with a capacity dropped, so many return in a step. (The reference
+  /// machine's model decides itself.)
+  int wanted_percent = 3;
   virtual Backend& backend() = 0;
   virtual KvGeometry geometry() const = 0;
   /// Fails the test when a resident byte of a context is not what this very sequence (or one with

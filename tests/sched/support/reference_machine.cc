@@ -103,6 +103,9 @@ class ReferenceMachine final : public Machine {
     }
     const std::vector<std::int32_t> tokens = Forward(loaded_, plan.batch());
     for (const Part& part : parts) Remember(part);
+    for (const Part& part : parts) {
+      if (check_bytes && part.slice.history != nullptr) CheckKept(part);
+    }
     return tokens;
   }
 
@@ -160,6 +163,42 @@ class ReferenceMachine final : public Machine {
     block.mark = kLevelCount;
     for (const ContentPtr& c : block.may_hold) block.mark = std::min(block.mark, c->mark);
     part.mark = std::max(part.mark, block.mark);
+  }
+
+  /// Every kept row is the original's, bit for bit.
+  void CheckKept(const Part& part) {
+    const RetainedHistory& retained = *part.slice.history;
+    const KvGeometry g = geometry();
+    std::map<std::uint32_t, std::vector<std::byte>> pages;
+    const auto bytes = [&](PageId page) -> const std::vector<std::byte>& {
+      auto& found = pages[page.value()];
+      if (found.empty()) found = PageBytes(page);
+      return found;
+    };
+    for (int unit = 0; unit < retained.units(); ++unit) {
+      const std::span<const std::int32_t> tokens = retained.KeptTokens(unit);
+      for (std::size_t slot = 0; slot < tokens.size(); ++slot) {
+        const auto& may_hold = histories_[part.id]
+                                   .blocks.at(static_cast<std::size_t>(tokens[slot]) / kBlockTokens)
+                                   .may_hold;
+        if (may_hold.size() != 1) continue;  // not yet known which
+        const BlockView& view = part.kept[slot / kBlockTokens];
+        const int layer = unit / g.kv_heads, head = unit % g.kv_heads;
+        const std::size_t at = g.RowOffset(layer, head, static_cast<int>(slot % kBlockTokens));
+        const std::size_t from = g.RowOffset(layer, head, tokens[slot] % kBlockTokens);
+        const auto same = [&](PageId page, const std::vector<std::byte>& original) {
+          return !page.valid() ||
+                 std::equal(original.begin() + static_cast<std::ptrdiff_t>(from),
+                            original.begin() + static_cast<std::ptrdiff_t>(from + g.RowBytes()),
+                            bytes(page).begin() + static_cast<std::ptrdiff_t>(at));
+        };
+        for (int p = 0; p < kPlanes; ++p) {
+          ASSERT_TRUE(same(view.k[p], may_hold[0]->k[p]) && same(view.v[p], may_hold[0]->v[p]))
+              << "request " << part.id << ", unit " << unit << ", slot " << slot
+              << " does not hold token " << tokens[slot];
+        }
+      }
+    }
   }
 
   void Remember(const Part& part) {

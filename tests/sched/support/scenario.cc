@@ -218,9 +218,13 @@ void Scenario::Settings(const Words& w) {
       else if (key == "wanted")
         options_.wanted_percent = small;
       else if (key == "returns")
-        sched.history.returns = n != 0;
+        sched.history.retention.returns = n != 0;
       else if (key == "most_returns")
-        sched.history.most_returns = small;
+        sched.history.retention.most_returns = small;
+      else if (key == "kept_bits")
+        sched.history.kept_level = small == 8 ? kBaseLevel : kTargetLevel;
+      else if (key == "grow_above")
+        sched.history.grow_above = static_cast<float>(n) / 1000;
       else if (key == "start")
         sched.history.start_blocks = small;
       else if (key == "keep_last")
@@ -381,8 +385,8 @@ std::int64_t Scenario::Value(const Words& w, std::size_t* used) {
     if (w[0] == "demotions") return f.demotions;
     if (w[0] == "restores") return f.restores;
     if (w[0] == "dropped") return f.dropped;
-    if (w[0] == "recalled") return f.recalled;
-    if (w[0] == "recomputed") return f.recomputed;
+    if (w[0] == "returned") return f.returned;
+    if (w[0] == "lost") return f.lost;
     if (w[0] == "growths") return f.growths;
     if (w[0] == "taking") return f.taking_part;
   }

@@ -1,0 +1,158 @@
+// Room: backend. What a sequence with a capacity retains of its history (DESIGN.md section 5), and
+// what it remembers of the rest. Every (layer, KV head), a unit, chooses for itself. Plain tables
+// and arithmetic: no pages are touched here (retained_rows.h does that).
+//
+// The blocks of the sequence from frontier() on are whole. Of those before it every unit keeps some
+// tokens, copied into the sequence's kept blocks: slot s of a unit holds token KeptTokens()[s], and
+// every slot of every kept block is in use, so all units keep equally many. Keys stay as they were
+// cached, after RoPE; attention does not care for the order. The other tokens are dropped. With
+// returns, plane 0 of their keys is still there: a page of 16 tokens to which a query head would
+// give more than return_weight of its attention comes back, exactly, before the head attends, and
+// as many kept tokens of least use leave.
+//
+// Use of a token: its attention so far (mean over the query heads of the group), times
+// (1 - r)^redundancy, r its likeness to the most similar later key (before RoPE, around the mean of
+// the prompt's keys), told by the angle between signs (simhash: Charikar, STOC 2002).
+//
+// Threads: one owner; during a step different units may be handled by different threads.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "backend/plane_code.h"
+#include "base/ids.h"
+
+namespace pliant {
+
+/// Tokens that return together.
+inline constexpr int kReturnTokens = 16;
+
+struct RetentionOptions {
+  bool returns = true;
+  float return_weight = 0.3f;     // a page of dropped tokens returns above this
+  std::int32_t most_returns = 2;  // of one unit in one step
+  std::int32_t sink_tokens = 4;   // first tokens, never dropped
+  float redundancy = 2;
+  bool operator==(const RetentionOptions&) const = default;
+};
+
+/// Where a plane of an original block lies: on the device, or in host memory.
+struct PlanePlace {
+  PageId page;
+  const std::byte* host = nullptr;
+  bool found() const { return page.valid() || host != nullptr; }
+};
+
+/// Knows the originals of a sequence's blocks. Called from the threads of a step.
+class RowSource {
+ public:
+  virtual ~RowSource() = default;
+  /// Plane `plane` of K or V of block `block`, verified; not found when it is gone or spoiled.
+  /// `buffer`: a page's bytes that the answer may lie in.
+  virtual PlanePlace Find(std::int32_t block, bool is_v, int plane,
+                          std::span<std::byte> buffer) = 0;
+};
+
+class RetainedHistory {
+ public:
+  RetainedHistory(const KvGeometry& geometry, int heads, const RetentionOptions& options,
+                  std::shared_ptr<RowSource> source);
+
+  const RetentionOptions& options() const { return options_; }
+  RowSource& source() const { return *source_; }
+  const KvGeometry& geometry() const { return geometry_; }
+  int units() const { return static_cast<int>(units_.size()); }
+  int UnitOf(int layer, int kv_head) const { return layer * geometry_.kv_heads + kv_head; }
+
+  std::int32_t frontier() const { return frontier_; }        // blocks before it are dropped
+  std::int32_t kept_blocks() const { return kept_blocks_; }  // how many hold kept tokens
+  std::int32_t noted() const { return noted_; }              // blocks whose keys are known
+  /// Blocks that take part in attention when the sequence has so many.
+  std::int32_t TakingPart(std::int32_t blocks) const { return kept_blocks_ + (blocks - frontier_); }
+  bool drops() const { return frontier_ > 0; }
+
+  // ---- between steps
+  /// Makes room for the state of so many tokens.
+  void Reserve(std::int64_t tokens);
+  /// Keys of one unit before RoPE, [tokens][head_dim]: they count in the mean that likeness is seen
+  /// around. Only before the first NoteKeys.
+  void AddToMean(int unit, std::span<const float> keys);
+  /// The keys of block noted() of one unit, before RoPE: [32][head_dim]. All units, then EndNote.
+  void NoteKeys(int unit, std::span<const float> keys);
+  void EndNote() { ++noted_; }
+  /// Mean over heads of 1 - cos between short and long running means of the queries. 0 before the
+  /// first query.
+  double Divergence() const;
+
+  /// A slot that a token moves into.
+  struct Move {
+    std::int32_t token = 0, slot = 0;
+  };
+  /// What block frontier() becomes when it is dropped, for one unit: its tokens that are kept go to
+  /// the slots of kept tokens of less use. Fills `moves`. All units, then EndDrop.
+  void Drop(int unit, std::vector<Move>& moves);
+  void EndDrop() { ++frontier_; }
+  /// The same with one more kept block, which takes all of block frontier().
+  void DropIntoNewBlock(int unit, std::vector<Move>& moves);
+  void EndDropIntoNewBlock() {
+    ++frontier_;
+    ++kept_blocks_;
+  }
+  std::span<const std::int32_t> KeptTokens(int unit) const { return units_[unit].kept_token; }
+
+  // ---- in a step
+  /// A query head's row before norm and RoPE.
+  void NoteQuery(int layer, int head, const float* query);
+  /// Bit t: token 32 block + t is kept.
+  std::uint32_t Kept(int unit, std::int32_t block) const { return units_[unit].kept[block]; }
+  /// shares: [kept tokens, then the tokens from frontier() * 32 on], each token's attention.
+  void AddScores(int unit, std::span<const float> shares);
+  /// masses [2 frontier()]: of each page of 16 tokens, what a query head would give to its dropped
+  /// ones, in units of what it gives to all that take part. The page that should return, or -1.
+  std::int32_t Wanted(int unit, std::span<const float> masses) const;
+  /// The tokens of `page` that are dropped go to the slots of kept ones of least use.
+  void Return(int unit, std::int32_t page, std::vector<Move>& moves);
+  /// The page cannot be read; it is never wanted again.
+  void Lose(int unit, std::int32_t page) { units_[unit].lost.push_back(page); }
+
+  // ---- for reports and tests
+  float score(int unit, std::int32_t token) const { return units_[unit].score[token]; }
+  /// Signs that differ between a token's key and the most similar later one's.
+  int distance(int unit, std::int32_t token) const { return units_[unit].distance[token]; }
+  // Sums over units.
+  std::int64_t dropped_tokens() const;  // now
+  std::int64_t returned_pages() const;  // so far
+  std::int64_t returned_tokens() const;
+  std::int64_t lost_pages() const;
+
+ private:
+  struct Unit {
+    std::vector<std::int32_t> kept_token;  // by slot
+    std::vector<std::uint32_t> kept;       // by block
+    std::vector<float> score;              // by token
+    std::vector<std::uint16_t>
+        distance;                       // by token: signs that differ from the nearest later key's
+    std::vector<std::uint64_t> sketch;  // [token][words_]: signs
+    std::vector<double> key_sum;        // [head_dim]
+    std::int64_t keys_summed = 0;
+    std::vector<std::int32_t> lost;  // pages
+    std::int64_t returned_pages = 0, returned_tokens = 0;
+  };
+  float Use(const Unit& unit, std::int32_t token) const;
+  void Place(Unit& unit, std::int32_t token, std::int32_t slot);
+
+  KvGeometry geometry_;
+  int heads_;
+  RetentionOptions options_;
+  std::shared_ptr<RowSource> source_;
+  int words_;
+  std::vector<Unit> units_;
+  std::vector<float> short_mean_, long_mean_;  // [layers][heads][head_dim] of queries
+  std::vector<std::uint8_t> query_seen_;       // [layers][heads]
+  std::int32_t frontier_ = 0, kept_blocks_ = 0, noted_ = 0;
+};
+
+}  // namespace pliant

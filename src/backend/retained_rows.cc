@@ -1,0 +1,219 @@
+#include "backend/retained_rows.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+
+#include "backend/step_check.h"
+#include "base/check.h"
+
+namespace pliant {
+namespace {
+
+using Move = RetainedHistory::Move;
+
+Status Gone(std::int32_t block) {
+  return NotFound("block " + std::to_string(block) + " of the history cannot be read any more");
+}
+
+Status CheckKept(const PageMemory& memory, std::span<const BlockView> kept) {
+  for (const BlockView& block : kept) {
+    const int k = ResidentPlanes(block.k), v = ResidentPlanes(block.v);
+    bool sound = k > 0 && v > 0 && k == ResidentPlanes(kept[0].k) && v == ResidentPlanes(kept[0].v);
+    for (int p = 0; p < k; ++p) sound = sound && block.k[p].value() < memory.pages;
+    for (int p = 0; p < v; ++p) sound = sound && block.v[p].value() < memory.pages;
+    if (!sound)
+      return InvalidArgument("kept blocks of a history: the same planes of K and V, on the device");
+  }
+  return {};
+}
+
+/// Keys of one unit of one block before RoPE: [32][head_dim].
+void DecodeKeys(const PageMemory& memory, const OriginalBlock& original, int planes,
+                std::int32_t first_token, int layer, int kv_head, const KeyDecoding& decoding,
+                std::vector<float>& keys) {
+  const KvGeometry& g = memory.geometry;
+  const int dim = g.head_dim;
+  const std::size_t half = static_cast<std::size_t>(dim) / 2;
+  const std::size_t unit = static_cast<std::size_t>(layer) * g.kv_heads + kv_head;
+  const bool coded = decoding.code != nullptr && !decoding.code->scale.empty();
+  std::vector<std::uint16_t> u(dim);
+  keys.resize(static_cast<std::size_t>(kBlockTokens) * dim);
+  for (int t = 0; t < kBlockTokens; ++t) {
+    const std::uint8_t* rows[kPlanes] = {};
+    for (int p = 0; p < planes; ++p) {
+      rows[p] =
+          reinterpret_cast<const std::uint8_t*>(original.K(p)) + g.RowOffset(layer, kv_head, t);
+    }
+    std::uint16_t scale;
+    std::memcpy(&scale, original.K(0) + g.ScaleOffset(layer, kv_head, t), sizeof(scale));
+    const std::span<float> row = std::span(keys).subspan(static_cast<std::size_t>(t) * dim, dim);
+    JoinPlanes(rows, planes, u);
+    DecodeRow(u, scale, row);
+    if (coded) {
+      for (int c = 0; c < dim; ++c)
+        row[c] =
+            row[c] * decoding.code->scale[unit * dim + c] + decoding.code->center[unit * dim + c];
+    }
+    for (std::size_t i = 0; i < decoding.inv_freq.size(); ++i) {
+      const double angle = double{decoding.inv_freq[i]} * (first_token + t);
+      const float cosine = static_cast<float>(std::cos(angle));
+      const float sine = static_cast<float>(std::sin(angle));
+      const float a = row[i], b = row[i + half];
+      row[i] = a * cosine + b * sine;
+      row[i + half] = b * cosine - a * sine;
+    }
+  }
+}
+
+}  // namespace
+
+bool OriginalBlock::Load(const PageMemory& memory, RowSource& source, std::int32_t block, int k,
+                         int v) {
+  buffer_.resize(memory.page_bytes * (k + v));
+  std::span<std::byte> room(buffer_);
+  const auto load = [&](bool is_v, int planes, std::array<const std::byte*, kPlanes>& to) {
+    for (int p = 0; p < planes; ++p) {
+      const PlanePlace place = source.Find(block, is_v, p, room.first(memory.page_bytes));
+      room = room.subspan(memory.page_bytes);
+      if (!place.found()) return false;
+      to[p] = place.page.valid() ? memory.Page(place.page) : place.host;
+    }
+    return true;
+  };
+  return load(false, k, k_) && load(true, v, v_);
+}
+
+void CopyRows(const PageMemory& memory, const OriginalBlock& original, std::int32_t first_token,
+              int layer, int kv_head, std::span<const Move> moves,
+              std::span<const BlockView> kept) {
+  const KvGeometry& g = memory.geometry;
+  for (const Move& move : moves) {
+    const int from = move.token - first_token;
+    const int to = move.slot % kBlockTokens;
+    const BlockView& block = kept[move.slot / kBlockTokens];
+    const auto copy = [&](const std::byte* source, PageId page, bool scale) {
+      std::byte* target = memory.Page(page);
+      std::memcpy(target + g.RowOffset(layer, kv_head, to),
+                  source + g.RowOffset(layer, kv_head, from), g.RowBytes());
+      if (!scale) return;
+      std::memcpy(target + g.ScaleOffset(layer, kv_head, to),
+                  source + g.ScaleOffset(layer, kv_head, from), sizeof(std::uint16_t));
+    };
+    for (int p = 0; p < kPlanes && block.k[p].valid(); ++p) copy(original.K(p), block.k[p], p == 0);
+    for (int p = 0; p < kPlanes && block.v[p].valid(); ++p) copy(original.V(p), block.v[p], p == 0);
+  }
+}
+
+Status NoteRows(const PageMemory& memory, RetainedHistory& history, const KeyDecoding& decoding,
+                std::int32_t blocks) {
+  const KvGeometry& g = memory.geometry;
+  const std::int32_t first = history.noted();
+  if (first >= blocks) return {};
+  history.Reserve(std::int64_t{blocks} * kBlockTokens);
+  OriginalBlock original;
+  std::vector<float> keys;
+  const auto each = [&](auto&& take) -> Status {
+    for (std::int32_t block = first; block < blocks; ++block) {
+      // Eight bits, which every cache has, tell the sign of all but the smallest differences.
+      constexpr int kPlanesRead = 2;
+      if (!original.Load(memory, history.source(), block, kPlanesRead, 0)) return Gone(block);
+      for (int layer = 0; layer < g.layers; ++layer) {
+        for (int head = 0; head < g.kv_heads; ++head) {
+          DecodeKeys(memory, original, kPlanesRead, block * kBlockTokens, layer, head, decoding,
+                     keys);
+          take(history.UnitOf(layer, head));
+        }
+      }
+    }
+    return {};
+  };
+  if (first == 0) PLIANT_RETURN_IF_ERROR(each([&](int unit) { history.AddToMean(unit, keys); }));
+  return each([&](int unit) {
+    history.NoteKeys(unit, keys);
+    if (unit + 1 == history.units()) history.EndNote();
+  });
+}
+
+Status DropRows(const PageMemory& memory, RetainedHistory& history,
+                std::span<const BlockView> kept) {
+  PLIANT_RETURN_IF_ERROR(CheckKept(memory, kept));
+  const auto before = static_cast<std::size_t>(history.kept_blocks());
+  const bool more = kept.size() == before + 1;
+  if (kept.empty() || (!more && kept.size() != before))
+    return InvalidArgument(std::to_string(kept.size()) + " kept blocks for a history that has " +
+                           std::to_string(before));
+  const KvGeometry& g = memory.geometry;
+  OriginalBlock original;
+  if (!original.Load(memory, history.source(), history.frontier(), ResidentPlanes(kept[0].k),
+                     ResidentPlanes(kept[0].v)))
+    return Gone(history.frontier());
+  const std::int32_t first_token = history.frontier() * kBlockTokens;
+  std::vector<Move> moves;
+  for (int layer = 0; layer < g.layers; ++layer) {
+    for (int head = 0; head < g.kv_heads; ++head) {
+      const int unit = history.UnitOf(layer, head);
+      if (more) {
+        history.DropIntoNewBlock(unit, moves);
+      } else {
+        history.Drop(unit, moves);
+      }
+      CopyRows(memory, original, first_token, layer, head, moves, kept);
+    }
+  }
+  if (more) {
+    history.EndDropIntoNewBlock();
+  } else {
+    history.EndDrop();
+  }
+  return {};
+}
+
+Status RefillRows(const PageMemory& memory, RetainedHistory& history,
+                  std::span<const BlockView> kept) {
+  PLIANT_RETURN_IF_ERROR(CheckKept(memory, kept));
+  if (kept.size() != static_cast<std::size_t>(history.kept_blocks()))
+    return InvalidArgument(std::to_string(kept.size()) + " kept blocks for a history that has " +
+                           std::to_string(history.kept_blocks()));
+  const KvGeometry& g = memory.geometry;
+  OriginalBlock original;
+  std::vector<Move> moves;
+  for (std::int32_t block = 0; block < history.frontier() && !kept.empty(); ++block) {
+    bool loaded = false;
+    for (int unit = 0; unit < history.units(); ++unit) {
+      if (history.Kept(unit, block) == 0) continue;
+      if (!loaded && !original.Load(memory, history.source(), block, ResidentPlanes(kept[0].k),
+                                    ResidentPlanes(kept[0].v)))
+        return Gone(block);
+      loaded = true;
+      moves.clear();
+      const std::span<const std::int32_t> tokens = history.KeptTokens(unit);
+      for (std::size_t slot = 0; slot < tokens.size(); ++slot) {
+        if (tokens[slot] / kBlockTokens == block)
+          moves.push_back({tokens[slot], static_cast<std::int32_t>(slot)});
+      }
+      CopyRows(memory, original, block * kBlockTokens, unit / g.kv_heads, unit % g.kv_heads, moves,
+               kept);
+    }
+  }
+  return {};
+}
+
+bool ReturnRows(const PageMemory& memory, RetainedHistory& history, int layer, int kv_head,
+                std::int32_t page, std::span<const BlockView> kept) {
+  const int unit = history.UnitOf(layer, kv_head);
+  const std::int32_t block = page * kReturnTokens / kBlockTokens;
+  OriginalBlock original;
+  if (kept.empty() || !original.Load(memory, history.source(), block, ResidentPlanes(kept[0].k),
+                                     ResidentPlanes(kept[0].v))) {
+    history.Lose(unit, page);
+    return false;
+  }
+  std::vector<Move> moves;
+  history.Return(unit, page, moves);
+  CopyRows(memory, original, block * kBlockTokens, layer, kv_head, moves, kept);
+  return true;
+}
+
+}  // namespace pliant

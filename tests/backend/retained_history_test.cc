@@ -1,0 +1,204 @@
+// What a history keeps, drops and brings back, without pages: tables and arithmetic.
+#include "backend/retained_history.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <set>
+
+namespace pliant {
+namespace {
+
+constexpr KvGeometry kGeometry{.layers = 2, .kv_heads = 2, .head_dim = 64};
+constexpr int kHeads = 4;
+
+class NoSource final : public RowSource {
+ public:
+  PlanePlace Find(std::int32_t, bool, int, std::span<std::byte>) override { return {}; }
+};
+RetainedHistory Make(RetentionOptions options = {}) {
+  return RetainedHistory(kGeometry, kHeads, options, std::make_shared<NoSource>());
+}
+
+/// Keys of `blocks` random blocks, except that each token in `twins` has the key of its partner.
+void Note(RetainedHistory& history, int blocks,
+          const std::vector<std::pair<int, int>>& twins = {}) {
+  history.Reserve(std::int64_t{blocks} * kBlockTokens);
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal;
+  const std::size_t block = static_cast<std::size_t>(kBlockTokens) * kGeometry.head_dim;
+  std::vector<std::vector<float>> keys(history.units());
+  for (auto& unit : keys) {
+    unit.resize(block * blocks);
+    for (float& x : unit) x = normal(random);
+    for (const auto& [older, later] : twins) {
+      std::copy_n(unit.begin() + std::ptrdiff_t{later} * kGeometry.head_dim, kGeometry.head_dim,
+                  unit.begin() + std::ptrdiff_t{older} * kGeometry.head_dim);
+    }
+  }
+  for (int unit = 0; unit < history.units(); ++unit) history.AddToMean(unit, keys[unit]);
+  for (int b = 0; b < blocks; ++b) {
+    for (int unit = 0; unit < history.units(); ++unit)
+      history.NoteKeys(unit, std::span(keys[unit]).subspan(block * b, block));
+    history.EndNote();
+  }
+}
+
+/// Every unit looks at the tokens, all of which are whole, with these shares.
+void Look(RetainedHistory& history, const std::vector<float>& shares) {
+  for (int unit = 0; unit < history.units(); ++unit) history.AddScores(unit, shares);
+}
+
+std::vector<RetainedHistory::Move> DropAll(RetainedHistory& history, bool into_new) {
+  std::vector<RetainedHistory::Move> moves;
+  for (int unit = 0; unit < history.units(); ++unit) {
+    if (into_new) {
+      history.DropIntoNewBlock(unit, moves);
+    } else {
+      history.Drop(unit, moves);
+    }
+  }
+  if (into_new) {
+    history.EndDropIntoNewBlock();
+  } else {
+    history.EndDrop();
+  }
+  return moves;  // of the last unit
+}
+
+/// Slots, bits and counters tell the same.
+void ExpectSound(const RetainedHistory& history) {
+  std::int64_t kept = 0;
+  for (int unit = 0; unit < history.units(); ++unit) {
+    const auto tokens = history.KeptTokens(unit);
+    EXPECT_EQ(tokens.size(), static_cast<std::size_t>(history.kept_blocks()) * kBlockTokens);
+    const std::set<std::int32_t> once(tokens.begin(), tokens.end());
+    EXPECT_EQ(once.size(), tokens.size()) << "a token is kept twice";
+    for (std::int32_t t = 0; t < history.frontier() * kBlockTokens; ++t) {
+      const bool bit = (history.Kept(unit, t / kBlockTokens) >> (t % kBlockTokens) & 1) != 0;
+      EXPECT_EQ(bit, once.contains(t)) << t;
+    }
+    kept += static_cast<std::int64_t>(tokens.size());
+  }
+  EXPECT_EQ(history.dropped_tokens(),
+            std::int64_t{history.frontier()} * kBlockTokens * history.units() - kept);
+}
+
+TEST(RetainedHistory, KeepsWhatWasLookedAtAndTheFirstTokens) {
+  RetainedHistory history = Make({.redundancy = 0});
+  Note(history, 3);
+  std::vector<float> shares(96);
+  for (int t = 0; t < 96; ++t) shares[t] = t % 2 == 0 ? 1.0f + static_cast<float>(t) : 0.001f;
+  Look(history, shares);
+  EXPECT_EQ(DropAll(history, true).size(), 32u);
+  ExpectSound(history);
+  EXPECT_EQ(history.dropped_tokens(), 0);
+  const auto moves = DropAll(history, false);
+  ExpectSound(history);
+  for (int unit = 0; unit < history.units(); ++unit) {
+    for (const std::int32_t token : history.KeptTokens(unit))
+      EXPECT_TRUE(token < 4 || token % 2 == 0) << token;
+    const auto kept = history.KeptTokens(unit);
+    for (const std::int32_t sink : {0, 1, 2, 3}) EXPECT_TRUE(std::ranges::count(kept, sink) == 1);
+  }
+  // A move names where the token now is.
+  const auto kept = history.KeptTokens(history.units() - 1);
+  for (const auto& move : moves) EXPECT_EQ(kept[move.slot], move.token);
+  // 64 tokens for 32 places: the 4 first, and of the even ones the 28 that were looked at most.
+  EXPECT_EQ(*std::ranges::min_element(kept.begin(), kept.end(), {},
+                                      [](std::int32_t t) { return t < 4 ? 1000 : t; }),
+            64 - 2 * 28);
+}
+
+TEST(RetainedHistory, ARepeatedKeyIsDroppedBeforeALonelyOne) {
+  RetainedHistory history = Make();
+  // Tokens 8 .. 23 are repeated by tokens of the third block.
+  std::vector<std::pair<int, int>> twins;
+  for (int i = 0; i < 16; ++i) twins.emplace_back(8 + i, 70 + i);
+  Note(history, 3, twins);
+  for (int i = 0; i < 16; ++i) EXPECT_EQ(history.distance(0, 8 + i), 0);
+  EXPECT_GT(history.distance(0, 30), 8);
+  Look(history, std::vector<float>(96, 1.0f));
+  DropAll(history, true);
+  DropAll(history, false);
+  for (int unit = 0; unit < history.units(); ++unit) {
+    for (const std::int32_t token : history.KeptTokens(unit))
+      EXPECT_TRUE(token < 8 || token > 23) << token;
+  }
+}
+
+TEST(RetainedHistory, TheMostWantedPageReturnsInPlaceOfTheLeastUsed) {
+  RetainedHistory history = Make({.return_weight = 0.3f, .redundancy = 0});
+  Note(history, 4);
+  std::vector<float> shares(128, 0.5f);
+  for (int t = 32; t < 64; ++t) shares[t] = 1.0f + static_cast<float>(t);
+  Look(history, shares);
+  DropAll(history, true);   // block 0 is kept ...
+  DropAll(history, false);  // ... and leaves for block 1, but for the first tokens
+  EXPECT_EQ(history.Wanted(1, std::vector<float>{0.4f, 0.4f, 0, 0}), -1) << "0.4 / 1.4 is below";
+  const std::vector<float> masses = {0.5f, 3.0f, 0, 0};
+  ASSERT_EQ(history.Wanted(1, masses), 1);
+  std::vector<RetainedHistory::Move> moves;
+  history.Return(1, 1, moves);
+  EXPECT_EQ(moves.size(), 16u);
+  ExpectSound(history);
+  const auto kept = history.KeptTokens(1);
+  for (int t = 16; t < 32; ++t) EXPECT_EQ(std::ranges::count(kept, t), 1);
+  for (int t = 0; t < 4; ++t) EXPECT_EQ(std::ranges::count(kept, t), 1) << "a first token left";
+  for (int t = 48; t < 64; ++t) EXPECT_EQ(std::ranges::count(kept, t), t >= 52 ? 1 : 0) << t;
+  EXPECT_EQ(history.returned_pages(), 1);
+  EXPECT_EQ(history.returned_tokens(), 16);
+  // Other units go their own way, and a page that cannot be read is not asked for again.
+  EXPECT_EQ(history.Wanted(2, masses), 1);
+  history.Lose(2, 1);
+  EXPECT_EQ(history.Wanted(2, masses), 0);
+  EXPECT_EQ(history.lost_pages(), 1);
+}
+
+TEST(RetainedHistory, DivergenceRisesWhenQueriesTurn) {
+  RetainedHistory history = Make();
+  EXPECT_EQ(history.Divergence(), 0);
+  std::vector<float> east(64), north(64);
+  east[0] = north[1] = 1;
+  const auto ask = [&](const std::vector<float>& query) {
+    for (int layer = 0; layer < kGeometry.layers; ++layer) {
+      for (int head = 0; head < kHeads; ++head) history.NoteQuery(layer, head, query.data());
+    }
+  };
+  for (int i = 0; i < 200; ++i) ask(east);
+  EXPECT_NEAR(history.Divergence(), 0, 1e-6);
+  // After n turned queries a mean over w steps has turned by 1 - (1 - 1/w)^n.
+  for (int i = 0; i < 8; ++i) ask(north);
+  const double quick = std::pow(1 - 1 / 16.0, 8), slow = std::pow(1 - 1 / 64.0, 8);
+  const double angle = std::atan2(1 - quick, quick) - std::atan2(1 - slow, slow);
+  EXPECT_NEAR(history.Divergence(), 1 - std::cos(angle), 1e-4);
+}
+
+TEST(RetainedHistory, StaysSoundOverRandomDropsAndReturns) {
+  RetainedHistory history = Make();
+  Note(history, 40);
+  std::mt19937 random(11);
+  for (int step = 0; step < 400; ++step) {
+    const int whole = 40 - history.frontier();
+    std::vector<float> shares(static_cast<std::size_t>(history.kept_blocks() + whole) *
+                              kBlockTokens);
+    for (float& share : shares) share = static_cast<float>(random() % 1000) * 1e-6f;
+    Look(history, shares);
+    if (step % 12 == 0 && whole > 1) {
+      DropAll(history, history.kept_blocks() < 5);
+    } else if (history.drops()) {
+      const int unit = static_cast<int>(random() % history.units());
+      std::vector<RetainedHistory::Move> moves;
+      history.Return(unit, static_cast<std::int32_t>(random() % (history.frontier() * 2)), moves);
+      for (const auto& move : moves) EXPECT_EQ(history.KeptTokens(unit)[move.slot], move.token);
+    }
+  }
+  EXPECT_EQ(history.kept_blocks(), 5);
+  EXPECT_GT(history.returned_tokens(), 1000);
+  ExpectSound(history);
+}
+
+}  // namespace
+}  // namespace pliant
