@@ -85,7 +85,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pliant", default=os.path.join(ROOT, "build/release/pliant"))
     parser.add_argument("--model", default=os.path.join(DATA, "models/reckoner-q8_0.gguf"))
-    parser.add_argument("--problems", default=os.path.join(DATA, "reckoner.jsonl"))
+    parser.add_argument("--problems", default=os.path.join(DATA, "problems/reckoner.jsonl"))
     parser.add_argument("--level", default="hard")
     parser.add_argument("--count", type=int, default=64)
     parser.add_argument("--clients", type=int, default=32)
