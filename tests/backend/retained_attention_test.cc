@@ -255,11 +255,13 @@ TEST_P(RetainedAttentionLevel, WhatCannotBeReadIsLostAndTheRowGoesOn) {
   EXPECT_EQ(lab.kv().DropFromHistory(lab.history(), {}).code(), StatusCode::kInvalidArgument);
 }
 
-/// Scores [unit][token] of a prompt of 1,150 tokens read in `chunks`, by one backend or the other.
+constexpr int kPromptTokens = Rounds(1150, 300);
+
+/// Scores [unit][token] of a prompt of kPromptTokens read in `chunks`, by one backend or the other.
 template <typename Run>
 std::vector<float> ScoresOfPrompt(const std::vector<int>& chunks, Run&& run) {
   constexpr KvGeometry kGeometry{1, 2, 64};
-  constexpr int kHeads = 6, kTokens = 1150, kColumns = (kHeads + 4) * 64;
+  constexpr int kHeads = 6, kTokens = kPromptTokens, kColumns = (kHeads + 4) * 64;
   std::mt19937 random(5);
   const std::vector<float> all = KvLikeData(kTokens, kColumns, random);
   Whole whole;
@@ -302,13 +304,13 @@ TEST_P(RetainedAttentionLevel, APromptIsScoredInWhateverChunksItComes) {
       kv->Attention(0, heads, scale, {qkv.data(), columns}, {out.data(), std::int64_t{heads} * 64});
     });
   };
-  const std::vector<float> whole = cpu({1150});
-  EXPECT_EQ(cpu({1, 6, 1, 300, 1, 1, 800, 39, 1}), whole);
+  const std::vector<float> whole = cpu({kPromptTokens});
+  EXPECT_EQ(cpu({1, 6, 1, 100, 1, 1, kPromptTokens - 150, 39, 1}), whole);
   const std::vector<float> expected = [&] {
     RefKv ref;
     EXPECT_TRUE(ref.AllocatePages({1, 2, 64}, 400).ok());
-    return ScoresOfPrompt({1150}, [&](const OwnedStep& step, std::vector<float>& qkv, int heads,
-                                      int columns) {
+    return ScoresOfPrompt({kPromptTokens}, [&](const OwnedStep& step, std::vector<float>& qkv,
+                                               int heads, int columns) {
       for (std::size_t r = 0; r < step.tokens.size(); ++r) {
         const std::span<float> row = std::span(qkv).subspan(r * columns, columns);
         const auto at = static_cast<std::int32_t>(r);
@@ -323,7 +325,7 @@ TEST_P(RetainedAttentionLevel, APromptIsScoredInWhateverChunksItComes) {
     sum += whole[i];
   }
   // What a row looks at sums to one, in each of two units.
-  EXPECT_NEAR(sum, 2 * 1150, 1);
+  EXPECT_NEAR(sum, 2 * kPromptTokens, 1);
 }
 
 TEST_P(RetainedAttentionLevel, LikenessIsThatOfKeysBeforeRope) {
