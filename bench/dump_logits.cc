@@ -192,7 +192,7 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--greedy", options.greedy, "Greedy tokens a prompt");
   app.add_option("--out", options.out, "File for logits or gaps");
-  app.add_flag("!--no-calibrate", options.calibrate, "Leave K's channel scales at 1");
+  app.add_flag("!--no-calibrate", options.calibrate, "Leave the channels' code at scale 1 and center 0");
   CLI11_PARSE(app, argc, argv);
   if (options.greedy == 0 && options.out.empty()) {
     std::fprintf(stderr, "--out FILE or --greedy N is needed\n");

@@ -47,7 +47,7 @@ class TimedDevice final : public Backend {
   /// The model is a small one; its pages count as those of the model that is played.
   std::size_t PageBytes(const KvGeometry&) const override { return like_.PageBytes(); }
   Status AllocatePages(const KvGeometry&, std::uint32_t) override { return Status::Ok(); }
-  Status SetKeyCode(const KeyCode&) override { return Status::Ok(); }
+  Status SetKvCode(const KvCode&) override { return Status::Ok(); }
   void StartChannelStatistics() override {}
   ChannelStatistics TakeChannelStatistics() override { return {}; }
 

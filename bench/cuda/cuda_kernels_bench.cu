@@ -78,8 +78,7 @@ void RunAppend(Timer& timer, int rows, bool decode) {
   args.qkv = qkv.data();
   args.angles = angles.data();
   args.pairs = kDim / 2;
-  args.channel = channel.data();
-  args.center = center.data();
+  args.key = args.value = {channel.data(), center.data()};
   args.pages = pages.data();
   args.page_bytes = kGeometry.PageBytes();
   args.blocks = reinterpret_cast<const std::uint32_t*>(views.data());

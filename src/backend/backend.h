@@ -120,22 +120,31 @@ struct DeviceInfo {
   std::size_t memory_free;
 };
 
-/// K's static code, [layers][kv_heads][head_dim] each. K is stored as (K - center) / scale. Reading
-/// multiplies the query by `scale`, once; `center` needs no undoing: it adds one and the same
-/// number to all logits of a query, which softmax ignores.
-struct KeyCode {
-  std::vector<float> scale;   // finite, above 0; the two channels of a RoPE pair are equal
+/// The static code of K or of V, [layers][kv_heads][head_dim] each: x is stored as
+/// (x - center) / scale.
+struct ChannelCode {
+  std::vector<float> scale;   // finite, above 0
   std::vector<float> center;  // finite
 
-  bool operator==(const KeyCode&) const = default;
+  bool operator==(const ChannelCode&) const = default;
 };
 
-/// What calibration needs to know of a text's keys and queries, by channel after RoPE.
-/// [layers][kv_heads][head_dim], empty while off.
+/// Undone outside the sum over tokens. K: the query is multiplied by `scale`, once (the two
+/// channels of a RoPE pair have one scale); `center` adds one and the same number to all logits of
+/// a query, which softmax ignores. V: as weights sum to 1, attention's result is the sum over what
+/// is stored, times `scale`, plus `center`.
+struct KvCode {
+  ChannelCode key, value;
+
+  bool operator==(const KvCode&) const = default;
+};
+
+/// What calibration needs to know of a text's keys, queries (both after RoPE) and values, by
+/// channel. [layers][kv_heads][head_dim], empty while off. Sums are over rows.
 struct ChannelStatistics {
-  std::vector<float> key_min, key_max;  // over rows
-  std::vector<double>
-      query_energy;  // sum of Q^2 over rows and the query heads that share the KV head
+  std::vector<float> key_min, key_max;
+  std::vector<double> query_energy;  // sum of Q^2, also over the query heads that share the KV head
+  std::vector<double> value_energy;  // sum of V^2
 };
 
 class Backend {
@@ -166,8 +175,8 @@ class Backend {
   virtual std::size_t PageBytes(const KvGeometry& geometry) const = 0;
   /// Reserves `pages` pages, ids 0 .. pages - 1, contents undefined. Once.
   virtual Status AllocatePages(const KvGeometry& geometry, std::uint32_t pages) = 0;
-  /// How K is coded from now on (see KeyCode). Default: scale 1, centre 0.
-  virtual Status SetKeyCode(const KeyCode& code) = 0;
+  /// How K and V are coded from now on (see KvCode). Default: scale 1, center 0.
+  virtual Status SetKvCode(const KvCode& code) = 0;
   /// While on, QkvToCache adds up ChannelStatistics; reading turns it off. For calibration at load.
   virtual void StartChannelStatistics() = 0;
   virtual ChannelStatistics TakeChannelStatistics() = 0;

@@ -1,7 +1,8 @@
 // Room: backend. The KV code of DESIGN.md section 2: 16-bit fixed point cut into four planes of one hex digit. This header is
 // the one place that knows the bits of a page; the functions are the scalar oracle. Pure functions, any thread.
 //
-// value = channel[c] * scale[token, head] * code / 32768, code a signed 16-bit integer in [-32767, 32767].
+// value = center[c] + channel[c] * scale[token, head] * code / 32768, code a signed 16-bit integer in [-32767, 32767]; channel and
+// center are static, for K and for V (ChannelCode in backend.h).
 // Stored offset-binary: u = code + 32768, plane 0 is the top hex digit of u. A plane that is absent reads as its midpoint.
 //
 // A page holds one plane of one block of K or of V for all layers and KV heads (the reference and CPU layout; a GPU backend may
@@ -75,7 +76,7 @@ void SplitPlanes(std::span<const std::uint16_t> u, int planes, std::uint8_t* con
 /// Joins the first `planes` planes back; absent digits read as the midpoint (half a step of the last resident digit).
 void JoinPlanes(const std::uint8_t* const rows[kPlanes], int planes, std::span<std::uint16_t> u);
 
-/// row[i] = scale * (u[i] - 32768) / 32768. The channel factor is the caller's.
+/// row[i] = scale * (u[i] - 32768) / 32768. The channel's scale and center are the caller's.
 void DecodeRow(std::span<const std::uint16_t> u, std::uint16_t scale_bf16, std::span<float> row);
 
 /// What an offset-binary code is read as when only the first `planes` digits are there.

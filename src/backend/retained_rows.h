@@ -42,9 +42,9 @@ void CopyRows(const PageMemory& memory, const OriginalBlock& original, std::int3
               int layer, int kv_head, std::span<const RetainedHistory::Move> moves,
               std::span<const BlockView> kept);
 
-/// What un-codes K: as in KeyCode and RopeTable; empty code: scale 1, center 0.
+/// What un-codes K: as in ChannelCode and RopeTable; empty code: scale 1, center 0.
 struct KeyDecoding {
-  const KeyCode* code = nullptr;
+  const ChannelCode* code = nullptr;
   std::span<const float> inv_freq;
 };
 

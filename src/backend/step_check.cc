@@ -143,16 +143,20 @@ Status CheckStepBatch(const StepBatch& batch, std::uint32_t pages) {
   return {};
 }
 
-Status CheckKeyCode(const KeyCode& code, std::size_t channels) {
-  if (channels == 0 || code.scale.size() != channels || code.center.size() != channels) {
-    return InvalidArgument("key code: " + std::to_string(code.scale.size()) + " scales and " +
-                           std::to_string(code.center.size()) + " centers, " +
-                           std::to_string(channels) + " expected");
-  }
-  for (std::size_t i = 0; i < channels; ++i) {
-    if (!(code.scale[i] > 0) || !std::isfinite(code.scale[i]) || !std::isfinite(code.center[i])) {
-      return InvalidArgument("key code: channel " + std::to_string(i) +
-                             " is not finite, or its scale not above 0");
+Status CheckKvCode(const KvCode& code, std::size_t channels) {
+  for (const ChannelCode* side : {&code.key, &code.value}) {
+    const std::string name = side == &code.key ? "key code: " : "value code: ";
+    if (channels == 0 || side->scale.size() != channels || side->center.size() != channels) {
+      return InvalidArgument(name + std::to_string(side->scale.size()) + " scales and " +
+                             std::to_string(side->center.size()) + " centers, " +
+                             std::to_string(channels) + " expected");
+    }
+    for (std::size_t i = 0; i < channels; ++i) {
+      if (!(side->scale[i] > 0) || !std::isfinite(side->scale[i]) ||
+          !std::isfinite(side->center[i])) {
+        return InvalidArgument(name + "channel " + std::to_string(i) +
+                               " is not finite, or its scale not above 0");
+      }
     }
   }
   return {};

@@ -22,8 +22,8 @@ constexpr int ResidentPlanes(const std::array<PageId, kPlanes>& pages) {
 /// number at fault.
 Status CheckStepBatch(const StepBatch& batch, std::uint32_t pages);
 
-/// OK when `code` has `channels` scales and centers as KeyCode says.
-Status CheckKeyCode(const KeyCode& code, std::size_t channels);
+/// OK when both sides of `code` have `channels` scales and centers as ChannelCode says.
+Status CheckKvCode(const KvCode& code, std::size_t channels);
 
 /// OK when every page id is below `pages` and every host pointer is set.
 Status CheckCopies(std::span<const PageCopy> copies, std::uint32_t pages);

@@ -406,7 +406,8 @@ Command AddBenchQuality(CLI::App& app) {
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
   AddHistoryFlags(app, flags->problems);
-  app.add_flag("--no-calibration", flags->no_calibration, "Channel scales of K stay 1");
+  app.add_flag("--no-calibration", flags->no_calibration,
+               "The channels of K and V are not measured: scale 1, center 0");
   app.add_option("--json", flags->json, "Write everything measured to this file");
   return [flags] { return BenchQuality(*flags); };
 }

@@ -172,7 +172,7 @@ void EngineFlags::AddTo(CLI::App& app) {
   app.add_flag("--no-prefix-cache", no_prefix_cache,
                "Do not share KV blocks between prompts that start alike");
   app.add_flag("--no-calibration", no_calibration,
-               "Skip measuring K's channel scales at start (less exact below 16 bits)");
+               "Skip measuring the channels of K and V at start (less exact below 16 bits)");
   app.add_option("--context", context, "Longest prompt + answer in tokens; 0: the model's own")
       ->capture_default_str()
       ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 24));

@@ -63,10 +63,10 @@ std::string_view CalibrationText() {
          "brought, and nobody spoke of anything else.";
 }
 
-KeyCode KeyCodeFor(const KvGeometry& geometry, const ChannelStatistics& statistics) {
+ChannelCode KeyCodeFor(const KvGeometry& geometry, const ChannelStatistics& statistics) {
   const std::size_t dim = geometry.head_dim, half = dim / 2;
-  KeyCode code{std::vector<float>(geometry.Units() * dim, 1.0f),
-               std::vector<float>(geometry.Units() * dim, 0.0f)};
+  ChannelCode code{std::vector<float>(geometry.Units() * dim, 1.0f),
+                   std::vector<float>(geometry.Units() * dim, 0.0f)};
   std::vector<double> scales(half);
   for (std::size_t first = 0; first < code.scale.size(); first += dim) {
     const float* least = statistics.key_min.data() + first;
@@ -95,6 +95,26 @@ KeyCode KeyCodeFor(const KvGeometry& geometry, const ChannelStatistics& statisti
   return code;
 }
 
+ChannelCode ValueCodeFor(const KvGeometry& geometry, const ChannelStatistics& statistics) {
+  const std::size_t dim = geometry.head_dim;
+  ChannelCode code{std::vector<float>(geometry.Units() * dim, 1.0f),
+                   std::vector<float>(geometry.Units() * dim, 0.0f)};
+  for (std::size_t first = 0; first < code.scale.size(); first += dim) {
+    const std::span<const double> energy = std::span(statistics.value_energy).subspan(first, dim);
+    double largest = 0;
+    for (const double e : energy) {
+      if (std::isfinite(e)) largest = std::max(largest, e);
+    }
+    if (largest == 0) continue;
+    for (std::size_t c = 0; c < dim; ++c) {
+      if (!std::isfinite(energy[c])) continue;
+      code.scale[first + c] =
+          std::max(static_cast<float>(std::sqrt(energy[c] / largest)), kLeastValueScale);
+    }
+  }
+  return code;
+}
+
 Status Calibrate(Backend& backend, Model& model, const Tokenizer& tokenizer, std::uint32_t pages,
                  int max_rows) {
   PLIANT_ASSIGN_OR_RETURN(std::vector<TokenId> tokens,
@@ -118,7 +138,9 @@ Status Calibrate(Backend& backend, Model& model, const Tokenizer& tokenizer, std
     PLIANT_RETURN_IF_ERROR(
         Read(backend, model, tokens, last * place / (kCalibrationPlaces - 1), blocks, max_rows));
   }
-  return backend.SetKeyCode(KeyCodeFor(model.config().Kv(), backend.TakeChannelStatistics()));
+  const ChannelStatistics statistics = backend.TakeChannelStatistics();
+  const KvGeometry geometry = model.config().Kv();
+  return backend.SetKvCode({KeyCodeFor(geometry, statistics), ValueCodeFor(geometry, statistics)});
 }
 
 }  // namespace pliant

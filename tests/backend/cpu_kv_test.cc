@@ -54,6 +54,16 @@ RopeTable Rope(int dim) {
 }
 
 /// A CpuKv, the pages of its reference, and sequences that live in both.
+/// A code of V whose scales and centers differ from channel to channel.
+ChannelCode ValueCode(std::size_t channels) {
+  ChannelCode code;
+  for (std::size_t i = 0; i < channels; ++i) {
+    code.scale.push_back(1.0f - 0.1f * (i % 9));
+    code.center.push_back(0.2f * (static_cast<int>(i % 5) - 2));
+  }
+  return code;
+}
+
 class Case {
  public:
   Case(const std::string& level, const Shape& shape, std::uint32_t pages, int threads = 2)
@@ -64,6 +74,15 @@ class Case {
     // Poison: every scale a NaN, every code the largest. What reads a byte it should not shows.
     for (std::uint32_t p = 0; p < pages; ++p)
       std::ranges::fill(kv_->Page(PageId(p)), std::byte{0xff});
+  }
+
+  /// Both code V from now on.
+  void CodeValues() {
+    const std::size_t channels = shape_.Geometry().Units() * shape_.dim;
+    const KvCode code{{std::vector<float>(channels, 1.f), std::vector<float>(channels, 0.f)},
+                      ValueCode(channels)};
+    EXPECT_TRUE(kv_->SetKvCode(code).ok());
+    EXPECT_TRUE(ref_.SetKvCode(code).ok());
   }
 
   CpuKv& kv() { return *kv_; }
@@ -202,8 +221,9 @@ TEST_P(CpuKvLevel, WritesWhatTheReferenceWrites) {
       std::vector<float> center(channel.size());
       for (std::size_t i = 0; i < center.size(); ++i)
         center[i] = 0.3f * (static_cast<int>(i % 7) - 3);
-      ASSERT_TRUE(c.kv().SetKeyCode({channel, center}).ok());
-      ASSERT_TRUE(c.ref().SetKeyCode({channel, center}).ok());
+      const KvCode code{{channel, center}, ValueCode(channel.size())};
+      ASSERT_TRUE(c.kv().SetKvCode(code).ok());
+      ASSERT_TRUE(c.ref().SetKvCode(code).ok());
       RopeTable rope = Rope(dim);
       if (planes.k == 3) rope.inv_freq.resize(dim / 4);  // the rest of the head is not turned
 
@@ -226,7 +246,7 @@ TEST_P(CpuKvLevel, WritesWhatTheReferenceWrites) {
       for (std::size_t i = 0; i < got.size(); ++i) {
         ASSERT_NEAR(got[i], expected[i], 2e-5f * (1 + std::fabs(expected[i]))) << "element " << i;
       }
-      // V is not touched before it is coded: the same bytes. K passes norm and RoPE, whose
+      // V is coded as it comes: the same bytes. K passes norm and RoPE, whose
       // roundings may move a code by one.
       const KvGeometry geometry = shape.Geometry();
       for (int t = 0; t < 45; ++t) {
@@ -355,6 +375,7 @@ TEST_P(CpuKvLevel, ChannelStatisticsAreTheReferences) {
     EXPECT_NEAR(got.key_max[i], want.key_max[i], 1e-4) << i;
     EXPECT_NEAR(got.query_energy[i] / want.query_energy[i], 1, 1e-4) << i;
   }
+  EXPECT_EQ(got.value_energy, want.value_energy);  // both add up row by row
   EXPECT_TRUE(c.kv().TakeChannelStatistics().key_min.empty());
 }
 
@@ -380,6 +401,7 @@ void ExpectLikeReference(const std::string& level, const AttentionCase& test, bo
   std::uint32_t pages = 1;
   for (const auto& [context, rows] : test.slices) pages += ((context + rows) / 32 + 1) * 8;
   Case c(level, test.shape, pages);
+  if (mixed) c.CodeValues();
   OwnedStep step;
   for (const auto& [context, rows] : test.slices) {
     std::vector<BlockView> blocks = c.Sequence(context + rows, 0);
@@ -546,7 +568,8 @@ void AddCacheErrors(const std::string& level, int dim, int seed, CacheErrors& er
     }
   }
   std::copy_n(&qkv[(kTokens - 1) * 3 * dim], dim, q.begin());
-  ASSERT_TRUE(c.kv().SetKeyCode({channel, std::vector<float>(dim, 0.f)}).ok());
+  const std::vector<float> zeros(dim, 0.f), ones(dim, 1.f);
+  ASSERT_TRUE(c.kv().SetKvCode({{channel, zeros}, {ones, zeros}}).ok());
   ASSERT_TRUE(c.kv().BeginStep(step.Batch()).ok());
   c.kv().QkvToCache({0, 1, {}, {}, 0}, {}, {qkv.data(), shape.Columns()});
   const std::vector<float> got = c.Attend(step, qkv);
@@ -708,14 +731,15 @@ TEST(CpuKvPages, RefuseWhatCannotBe) {
   EXPECT_TRUE(kv->AllocatePages({1, 1, 64}, 8).ok());
   EXPECT_EQ(kv->AllocatePages({1, 1, 64}, 8).code(), StatusCode::kInvalidArgument);
   const std::vector<float> zeros(64, 0.f), ones(64, 1.f);
-  EXPECT_EQ(kv->SetKeyCode({std::vector<float>(63, 1.f), zeros}).code(),
-            StatusCode::kInvalidArgument);
-  EXPECT_EQ(kv->SetKeyCode({ones, {}}).code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(kv->SetKeyCode({std::vector<float>(64, -1.f), zeros}).code(),
-            StatusCode::kInvalidArgument);
-  EXPECT_EQ(kv->SetKeyCode({ones, std::vector<float>(64, NAN)}).code(),
-            StatusCode::kInvalidArgument);
-  EXPECT_TRUE(kv->SetKeyCode({ones, zeros}).ok());
+  const ChannelCode good{ones, zeros};
+  for (const ChannelCode& bad :
+       {ChannelCode{std::vector<float>(63, 1.f), zeros}, ChannelCode{ones, {}},
+        ChannelCode{std::vector<float>(64, -1.f), zeros},
+        ChannelCode{ones, std::vector<float>(64, NAN)}}) {
+    EXPECT_EQ(kv->SetKvCode({bad, good}).code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(kv->SetKvCode({good, bad}).code(), StatusCode::kInvalidArgument);
+  }
+  EXPECT_TRUE(kv->SetKvCode({good, good}).ok());
   OwnedStep step;
   PageMaker maker(9);
   step.Add(0, 1, {maker.Block({}), maker.Block({0, 0})});

@@ -226,11 +226,14 @@ TEST_F(RefAttention, ChannelScalesCancel) {
     for (int c = 0; c < 16; ++c) channel[h * 32 + c] = channel[h * 32 + 16 + c] = 0.25f + 0.3f * c;
   }
   const std::vector<float> zeros(64, 0.f);
-  ASSERT_TRUE(backend_->SetKeyCode({channel, zeros}).ok());
+  const ChannelCode good{channel, zeros};
+  ASSERT_TRUE(backend_->SetKvCode({good, good}).ok());
   EXPECT_THAT(Run(qkv, 0.1f), testing::Pointwise(testing::FloatNear(3e-3f), plain));
-  EXPECT_FALSE(backend_->SetKeyCode({std::vector<float>(63, 1.f), zeros}).ok());
-  EXPECT_FALSE(backend_->SetKeyCode({std::vector<float>(64, 0.f), zeros}).ok());
-  EXPECT_FALSE(backend_->SetKeyCode({std::vector<float>(64, NAN), zeros}).ok());
+  for (const std::vector<float>& scale :
+       {std::vector<float>(63, 1.f), std::vector<float>(64, 0.f), std::vector<float>(64, NAN)}) {
+    EXPECT_FALSE(backend_->SetKvCode({{scale, zeros}, good}).ok());
+    EXPECT_FALSE(backend_->SetKvCode({good, {scale, zeros}}).ok());
+  }
 }
 
 TEST_F(RefAttention, CentersCancel) {
@@ -239,18 +242,22 @@ TEST_F(RefAttention, CentersCancel) {
   const std::vector<float> plain = Run(qkv, 0.1f);
   std::vector<float> center(2 * 32);
   for (int i = 0; i < 64; ++i) center[i] = 0.2f * (i % 9 - 4);
-  ASSERT_TRUE(backend_->SetKeyCode({std::vector<float>(64, 1.f), center}).ok());
+  const std::vector<float> ones(64, 1.f);
+  const ChannelCode good{ones, center};
+  ASSERT_TRUE(backend_->SetKvCode({good, good}).ok());
   EXPECT_THAT(Run(qkv, 0.1f), testing::Pointwise(testing::FloatNear(3e-3f), plain));
-  EXPECT_FALSE(backend_->SetKeyCode({std::vector<float>(64, 1.f), {}}).ok());
-  EXPECT_FALSE(
-      backend_->SetKeyCode({std::vector<float>(64, 1.f), std::vector<float>(64, INFINITY)}).ok());
+  for (const std::vector<float>& bad : {std::vector<float>(), std::vector<float>(64, INFINITY)}) {
+    EXPECT_FALSE(backend_->SetKvCode({{ones, bad}, good}).ok());
+    EXPECT_FALSE(backend_->SetKvCode({good, {ones, bad}}).ok());
+  }
 }
 
 TEST_F(RefAttention, ChannelStatisticsAreTakenAfterRope) {
   std::vector<float> qkv(kColumns, 0.f);
-  qkv[kHeads * 32 + 3] = 2;      // K head 0, pair (3, 19)
-  qkv[32 + 4] = 3;               // Q head 1 (of KV head 0), pair (4, 20)
-  std::vector<float> two = qkv;  // positions 0, not rotated, and 1
+  qkv[kHeads * 32 + 3] = 2;         // K head 0, pair (3, 19)
+  qkv[32 + 4] = 3;                  // Q head 1 (of KV head 0), pair (4, 20)
+  qkv[(kHeads + 3) * 32 + 7] = -2;  // V head 1
+  std::vector<float> two = qkv;     // positions 0, not rotated, and 1
   two.insert(two.end(), qkv.begin(), qkv.end());
   backend_->StartChannelStatistics();
   Run(two, 1.f);
@@ -266,6 +273,9 @@ TEST_F(RefAttention, ChannelStatisticsAreTakenAfterRope) {
   least[3] = 2 * std::cos(0.1f);
   EXPECT_THAT(got.key_min, testing::Pointwise(testing::FloatNear(1e-6f), least));
   EXPECT_THAT(got.query_energy, testing::Pointwise(testing::DoubleNear(1e-4), energy));
+  std::vector<double> value_energy(64);
+  value_energy[32 + 7] = 8;
+  EXPECT_EQ(got.value_energy, value_energy);
   Run(two, 1.f);
   EXPECT_TRUE(backend_->TakeChannelStatistics().key_min.empty());  // reading turned it off
 }

@@ -333,13 +333,14 @@ TEST_P(RetainedAttentionLevel, LikenessIsThatOfKeysBeforeRope) {
   ThreadPool pool(1);
   const auto kv = CpuKv::Make(&pool, GetParam()).value();
   ASSERT_TRUE(kv->AllocatePages({1, 1, kDim}, 100).ok());
-  KeyCode code;
+  ChannelCode code;
   std::mt19937 random(9);
   for (int c = 0; c < kDim; ++c) {
     code.scale.push_back(0.5f + static_cast<float>((c % 32) % 5));
     code.center.push_back(static_cast<float>(random() % 100) * 0.01f);
   }
-  ASSERT_TRUE(kv->SetKeyCode(code).ok());
+  ASSERT_TRUE(
+      kv->SetKvCode({code, {std::vector<float>(kDim, 1.f), std::vector<float>(kDim, 0.f)}}).ok());
   RopeTable rope;
   for (int i = 0; i < kDim / 2; ++i) rope.inv_freq.push_back(std::pow(10000.f, -2.f * i / kDim));
   std::vector<float> qkv = KvLikeData(kTokens, kColumns, random);

@@ -74,7 +74,12 @@ class World {
       std::vector<float> center(channel.size());
       for (std::size_t i = 0; i < center.size(); ++i)
         center[i] = 0.25f * (static_cast<int>(i % 9) - 4);
-      EXPECT_TRUE(backend_->SetKeyCode({channel, center}).ok());
+      std::vector<float> value_scale(channel.size()), value_center(channel.size());
+      for (std::size_t i = 0; i < channel.size(); ++i) {
+        value_scale[i] = 1.f - 0.0625f * (i % 11);
+        value_center[i] = 0.125f * (static_cast<int>(i % 7) - 3);
+      }
+      EXPECT_TRUE(backend_->SetKvCode({{channel, center}, {value_scale, value_center}}).ok());
     }
     for (int i = 0; i < c.head_dim / 2; ++i)
       rope_.inv_freq.push_back(std::pow(10000.f, -2.f * i / c.head_dim));
@@ -465,11 +470,13 @@ TEST_F(CudaBackendOps, ChannelStatisticsAreTheReferences) {
   ASSERT_EQ(a.key_min.size(), b.key_min.size());
   ASSERT_EQ(a.key_max.size(), b.key_max.size());
   ASSERT_EQ(a.query_energy.size(), b.query_energy.size());
+  ASSERT_EQ(a.value_energy.size(), b.value_energy.size());
   ASSERT_FALSE(a.key_min.empty());
   for (std::size_t i = 0; i < a.key_min.size(); ++i) {
     EXPECT_EQ(a.key_min[i], b.key_min[i]) << i;
     EXPECT_EQ(a.key_max[i], b.key_max[i]) << i;
     EXPECT_NEAR(a.query_energy[i], b.query_energy[i], 1e-4 * a.query_energy[i]) << i;
+    EXPECT_NEAR(a.value_energy[i], b.value_energy[i], 1e-9 * a.value_energy[i]) << i;
   }
 }
 

@@ -14,15 +14,15 @@ namespace {
 class CodeCatcher final : public testing::BackendDecorator {
  public:
   using BackendDecorator::BackendDecorator;
-  Status SetKeyCode(const KeyCode& set) override {
+  Status SetKvCode(const KvCode& set) override {
     code = set;
-    return inner_.SetKeyCode(set);
+    return inner_.SetKvCode(set);
   }
-  KeyCode code;
+  KvCode code;
 };
 
-/// The key code of the shipped model, from a fresh load.
-KeyCode Calibrated(int threads, int max_rows) {
+/// The code of the shipped model, from a fresh load.
+KvCode Calibrated(int threads, int max_rows) {
   auto model = Model::Open(std::string(PLIANT_TEST_DATA) + "/models/reckoner-q8_0.gguf").value();
   const auto tokenizer = Tokenizer::Create(model->ReadVocabulary().value()).value();
   const std::unique_ptr<Backend> backend = MakeCpuBackend({.threads = threads}).value();
@@ -35,10 +35,12 @@ KeyCode Calibrated(int threads, int max_rows) {
 }
 
 TEST(Calibration, IsBitForBitTheSameEachTimeAndForAnyNumberOfThreads) {
-  const KeyCode once = Calibrated(1, 512);
-  ASSERT_FALSE(once.scale.empty());
-  for (const std::vector<float>& values : {once.scale, once.center}) {
-    EXPECT_NE(*std::min_element(values.begin(), values.end()), *std::max_element(values.begin(), values.end()));
+  const KvCode once = Calibrated(1, 512);
+  ASSERT_FALSE(once.key.scale.empty());
+  ASSERT_FALSE(once.value.scale.empty());
+  for (const std::vector<float>& values : {once.key.scale, once.key.center, once.value.scale}) {
+    EXPECT_NE(*std::min_element(values.begin(), values.end()),
+              *std::max_element(values.begin(), values.end()));
   }
   EXPECT_TRUE(Calibrated(1, 512) == once);
   EXPECT_TRUE(Calibrated(2, 512) == once);
@@ -46,9 +48,10 @@ TEST(Calibration, IsBitForBitTheSameEachTimeAndForAnyNumberOfThreads) {
   EXPECT_TRUE(Calibrated(2, 96) == once) << "in other chunks";
 }
 
-/// Every channel between -1 and 1, queries alike.
+/// Every channel between -1 and 1, queries and values alike.
 ChannelStatistics Even(std::size_t channels) {
-  return {std::vector<float>(channels, -1.0f), std::vector<float>(channels, 1.0f), std::vector<double>(channels, 1.0)};
+  return {std::vector<float>(channels, -1.0f), std::vector<float>(channels, 1.0f),
+          std::vector<double>(channels, 1.0), std::vector<double>(channels, 8.0)};
 }
 
 TEST(Calibration, RopePairsShareTheLargerRange) {
@@ -56,7 +59,7 @@ TEST(Calibration, RopePairsShareTheLargerRange) {
   ChannelStatistics statistics = Even(64);
   statistics.key_max[3] = 9;         // head 0, pair (3, 19): -1 to 9
   statistics.key_min[32 + 17] = -7;  // head 1, pair (1, 17): -7 to 1
-  const KeyCode code = KeyCodeFor(geometry, statistics);
+  const ChannelCode code = KeyCodeFor(geometry, statistics);
   EXPECT_EQ(code.scale[3], 1);
   EXPECT_EQ(code.scale[19], 1);
   EXPECT_NEAR(code.scale[4], 1.0 / 5, 1e-6);
@@ -73,7 +76,7 @@ TEST(Calibration, ChannelsThatQueriesUseMoreGetAFinerStep) {
   ChannelStatistics statistics = Even(32);
   statistics.query_energy[2] = statistics.query_energy[18] = 256;
   statistics.query_energy[5] = statistics.query_energy[21] = 0;  // bounded: 1e-4 of the mean
-  const KeyCode code = KeyCodeFor(geometry, statistics);
+  const ChannelCode code = KeyCodeFor(geometry, statistics);
   EXPECT_NEAR(code.scale[2] / code.scale[4], 0.5, 1e-6);
   const double mean = (28 * 1.0 + 2 * 256) / 32;
   EXPECT_NEAR(code.scale[4] / code.scale[5], std::pow(1e-4 * mean, 1.0 / 8), 1e-6);
@@ -90,13 +93,38 @@ TEST(Calibration, SilentOrBrokenChannelsGetOne) {
   statistics.key_min[23] = INFINITY;
   statistics.key_max[23] = -INFINITY;
   statistics.query_energy[32] = std::nan("");  // of the whole second head
-  const KeyCode code = KeyCodeFor(geometry, statistics);
+  const ChannelCode code = KeyCodeFor(geometry, statistics);
   for (const float s : code.scale) EXPECT_TRUE(std::isfinite(s) && s > 0);
   for (const int c : {0, 16, 6, 7, 23, 40}) {
     EXPECT_EQ(code.scale[c], 1) << c;
     EXPECT_EQ(code.center[c], 0) << c;
   }
   for (const float c : code.center) EXPECT_TRUE(std::isfinite(c));
+}
+
+TEST(Calibration, ValuesAreScaledByTheirRootMeanSquare) {
+  const KvGeometry geometry{.layers = 1, .kv_heads = 2, .head_dim = 32};
+  ChannelStatistics statistics = Even(64);
+  statistics.value_energy[3] = 8 * 16;
+  statistics.value_energy[5] = 0;  // silent, beside others that are not
+  const ChannelCode code = ValueCodeFor(geometry, statistics);
+  EXPECT_EQ(code.scale[3], 1);
+  EXPECT_EQ(code.scale[4], 0.25f);
+  EXPECT_EQ(code.scale[5], kLeastValueScale);
+  EXPECT_EQ(code.scale[32], 1) << "heads are apart";
+  for (const float c : code.center) EXPECT_EQ(c, 0);
+}
+
+TEST(Calibration, BrokenChannelsOfValuesGetOne) {
+  const KvGeometry geometry{.layers = 1, .kv_heads = 2, .head_dim = 32};
+  ChannelStatistics statistics = Even(64);
+  statistics.value_energy[2] = std::nan("");
+  statistics.value_energy[3] = INFINITY;
+  statistics.value_energy[4] = 1e300;
+  std::fill_n(statistics.value_energy.begin() + 32, 32, 0.0);  // a silent head
+  const ChannelCode code = ValueCodeFor(geometry, statistics);
+  for (const float s : code.scale) EXPECT_TRUE(std::isfinite(s) && s >= kLeastValueScale && s <= 1);
+  for (const int c : {2, 3, 4, 32, 63}) EXPECT_EQ(code.scale[c], 1) << c;
 }
 
 }  // namespace

@@ -35,7 +35,7 @@ class BackendDecorator : public Backend {
   Status AllocatePages(const KvGeometry& g, std::uint32_t pages) override {
     return inner_.AllocatePages(g, pages);
   }
-  Status SetKeyCode(const KeyCode& code) override { return inner_.SetKeyCode(code); }
+  Status SetKvCode(const KvCode& code) override { return inner_.SetKvCode(code); }
   void StartChannelStatistics() override { inner_.StartChannelStatistics(); }
   ChannelStatistics TakeChannelStatistics() override { return inner_.TakeChannelStatistics(); }
   Status BeginStep(const StepBatch& batch) override { return inner_.BeginStep(batch); }

@@ -178,7 +178,7 @@ std::size_t CpuBackend::PageBytes(const KvGeometry& geometry) const {
 Status CpuBackend::AllocatePages(const KvGeometry& geometry, std::uint32_t pages) {
   return kv_->AllocatePages(geometry, pages);
 }
-Status CpuBackend::SetKeyCode(const KeyCode& code) { return kv_->SetKeyCode(code); }
+Status CpuBackend::SetKvCode(const KvCode& code) { return kv_->SetKvCode(code); }
 void CpuBackend::StartChannelStatistics() { kv_->StartChannelStatistics(); }
 ChannelStatistics CpuBackend::TakeChannelStatistics() { return kv_->TakeChannelStatistics(); }
 

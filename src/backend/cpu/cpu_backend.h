@@ -30,7 +30,7 @@ class CpuBackend final : public Backend {
 
   std::size_t PageBytes(const KvGeometry& geometry) const override;
   Status AllocatePages(const KvGeometry& geometry, std::uint32_t pages) override;
-  Status SetKeyCode(const KeyCode& code) override;
+  Status SetKvCode(const KvCode& code) override;
   void StartChannelStatistics() override;
   ChannelStatistics TakeChannelStatistics() override;
 

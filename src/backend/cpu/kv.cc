@@ -53,10 +53,11 @@ class CpuKvImpl final : public CpuKv {
     return (lines | 1) * kLine;
   }
   Status AllocatePages(const KvGeometry& geometry, std::uint32_t pages) override;
-  Status SetKeyCode(const KeyCode& code) override;
+  Status SetKvCode(const KvCode& code) override;
   void StartChannelStatistics() override {
     statistics_ = {std::vector<float>(Channels(), INFINITY),
-                   std::vector<float>(Channels(), -INFINITY), std::vector<double>(Channels())};
+                   std::vector<float>(Channels(), -INFINITY), std::vector<double>(Channels()),
+                   std::vector<double>(Channels())};
   }
   ChannelStatistics TakeChannelStatistics() override { return std::exchange(statistics_, {}); }
   std::span<std::byte> Page(PageId page) override {
@@ -71,7 +72,7 @@ class CpuKvImpl final : public CpuKv {
     return attention_ != nullptr && heads / geometry_.kv_heads <= attention_->narrow_columns;
   }
   Status NoteHistory(RetainedHistory& history, std::int32_t blocks) override {
-    return NoteRows(Memory(), history, {&code_, rope_inv_freq_}, blocks);
+    return NoteRows(Memory(), history, {&code_.key, rope_inv_freq_}, blocks);
   }
   Status DropFromHistory(RetainedHistory& history, std::span<const BlockView> kept) override {
     return DropRows(Memory(), history, kept);
@@ -94,17 +95,16 @@ class CpuKvImpl final : public CpuKv {
   std::size_t ChannelOffset(int layer, int head) const {
     return (static_cast<std::size_t>(layer) * geometry_.kv_heads + head) * geometry_.head_dim;
   }
-  /// Null while every scale is 1 and every center 0.
-  const float* Channel(int layer, int head) const {
-    return code_.scale.empty() ? nullptr : code_.scale.data() + ChannelOffset(layer, head);
-  }
-  const float* Center(int layer, int head) const {
-    return code_.scale.empty() ? nullptr : code_.center.data() + ChannelOffset(layer, head);
+  /// Nothing while every scale is 1 and every center 0.
+  ChannelRow Channels(const ChannelCode& side, int layer, int head) const {
+    if (side.scale.empty()) return {};
+    const std::size_t first = ChannelOffset(layer, head);
+    return {side.scale.data() + first, side.center.data() + first};
   }
   void PrepareRope(const RopeTable& rope);
   void NoteQueries(const KvQkvParams& params, KvRows qkv);
   void WriteRow(const KvQkvParams& params, const KvWriteShape& shape, std::int64_t row, float* x);
-  void RecordKey(int layer, int head, const float* key);
+  void RecordKeyAndValue(int layer, int head, const float* key, const float* value);
   void RecordQuery(int layer, int head, const float* query);
   KvRowTarget Target(int layer, int head, int token, const std::array<PageId, kPlanes>& pages);
   void PrepareAttention(int heads);
@@ -132,7 +132,7 @@ class CpuKvImpl final : public CpuKv {
   std::uint32_t pages_ = 0;
   std::size_t page_bytes_ = 0;
   KvArena arena_;
-  KeyCode code_;                  // empty: scale 1, center 0
+  KvCode code_;                   // empty: scale 1, center 0
   ChannelStatistics statistics_;  // empty while off
 
   StepBatch batch_;
@@ -194,8 +194,8 @@ Status CpuKvImpl::AllocatePages(const KvGeometry& geometry, std::uint32_t pages)
   return {};
 }
 
-Status CpuKvImpl::SetKeyCode(const KeyCode& code) {
-  PLIANT_RETURN_IF_ERROR(CheckKeyCode(code, geometry_.layers == 0 ? 0 : Channels()));
+Status CpuKvImpl::SetKvCode(const KvCode& code) {
+  PLIANT_RETURN_IF_ERROR(CheckKvCode(code, geometry_.layers == 0 ? 0 : Channels()));
   code_ = code;
   return {};
 }
@@ -258,18 +258,20 @@ KvRowTarget CpuKvImpl::Target(int layer, int head, int token,
   return target;
 }
 
-void CpuKvImpl::RecordKey(int layer, int head, const float* key) {
+void CpuKvImpl::RecordKeyAndValue(int layer, int head, const float* key, const float* value) {
   float* least = statistics_.key_min.data() + ChannelOffset(layer, head);
   float* most = statistics_.key_max.data() + ChannelOffset(layer, head);
+  double* energy = statistics_.value_energy.data() + ChannelOffset(layer, head);
   for (int c = 0; c < geometry_.head_dim; ++c) {
     least[c] = std::min(least[c], key[c]);
     most[c] = std::max(most[c], key[c]);
+    energy[c] += double{value[c]} * value[c];
   }
 }
 
 /// `query` is scaled by its channels already.
 void CpuKvImpl::RecordQuery(int layer, int head, const float* query) {
-  const float* channel = Channel(layer, head);
+  const float* channel = Channels(code_.key, layer, head).scale;
   double* energy = statistics_.query_energy.data() + ChannelOffset(layer, head);
   for (int c = 0; c < geometry_.head_dim; ++c) {
     const double q = double{query[c]} / (channel == nullptr ? 1.0f : channel[c]);
@@ -291,17 +293,18 @@ void CpuKvImpl::WriteRow(const KvQkvParams& params, const KvWriteShape& shape, s
   const bool recording = !statistics_.key_min.empty();
   for (int head = 0; head < params.heads; ++head) {
     float* q = x + std::int64_t{head} * dim;
-    write_.query(shape, cosine, sine, Channel(params.layer, head / group), q);
+    write_.query(shape, cosine, sine, Channels(code_.key, params.layer, head / group).scale, q);
     if (recording) RecordQuery(params.layer, head / group, q);
   }
   for (int head = 0; head < kv_heads; ++head) {
     float* k = x + std::int64_t{params.heads + head} * dim;
     const float* v = x + std::int64_t{params.heads + kv_heads + head} * dim;
     write_.key(shape, cosine, sine, k);
-    if (recording) RecordKey(params.layer, head, k);
-    write_.store(dim, Channel(params.layer, head), Center(params.layer, head), k,
+    if (recording) RecordKeyAndValue(params.layer, head, k, v);
+    write_.store(dim, Channels(code_.key, params.layer, head), k,
                  Target(params.layer, head, token, block.k));
-    write_.store(dim, nullptr, nullptr, v, Target(params.layer, head, token, block.v));
+    write_.store(dim, Channels(code_.value, params.layer, head), v,
+                 Target(params.layer, head, token, block.v));
   }
 }
 
@@ -446,6 +449,7 @@ void CpuKvImpl::RunItem(const AttentionItem& item, int layer, float softmax_scal
                         : table != nullptr ? table->tokens - 1
                                            : slice.context + item.first_row;
   tile.softmax_scale = softmax_scale;
+  tile.value_code = Channels(code_.value, layer, item.kv_head);
 
   if (item.scores) return ScoreRows(item, layer, head, tile, worker);
   std::byte* scratch = scratch_[worker].get();

@@ -53,7 +53,7 @@ class CpuKv {
   /// written.
   virtual std::size_t PageBytes(const KvGeometry& geometry) const = 0;
   virtual Status AllocatePages(const KvGeometry& geometry, std::uint32_t pages) = 0;
-  virtual Status SetKeyCode(const KeyCode& code) = 0;
+  virtual Status SetKvCode(const KvCode& code) = 0;
   virtual void StartChannelStatistics() = 0;
   virtual ChannelStatistics TakeChannelStatistics() = 0;
   /// A page's bytes, for tests.

@@ -25,6 +25,7 @@
 
 #include "backend/backend.h"
 #include "backend/cpu/cpu_level.h"
+#include "backend/cpu/kv_write.h"
 #include "backend/plane_code.h"
 
 namespace pliant {
@@ -65,6 +66,7 @@ struct QueryTile {
   int group = 0;
   int first_position = 0;
   float softmax_scale = 0;
+  ChannelRow value_code;  // V's, undone by PartialKernel::finish
   /// [columns][kSplitTokens], or null: the logits (in units of log2) of the split's tokens, minus
   /// infinity for tokens behind `end` in the last block. Only for one row, and up to narrow_columns
   /// columns.
@@ -74,9 +76,9 @@ struct QueryTile {
   int LastPosition() const { return first_position + rows - 1; }
 };
 
-/// Partial results of one column: [0, head_dim) the weighted sum of V, then the maximum logit (in
-/// units of log2, so that a weight is exp2(logit - maximum)), then the sum of weights. Padded to 64
-/// bytes.
+/// Partial results of one column: [0, head_dim) the weighted sum of V as stored, then the maximum
+/// logit (in units of log2, so that a weight is exp2(logit - maximum)), then the sum of weights.
+/// Padded to 64 bytes.
 constexpr std::size_t PartialFloats(int head_dim) {
   return static_cast<std::size_t>(head_dim) + 16;
 }
@@ -110,7 +112,7 @@ const AttentionKernel& AmxAttentionKernel();
 struct PartialKernel {
   /// Merges the later partial result `part` into `total`, for each of `columns`.
   void (*merge)(int head_dim, int columns, const float* part, float* total);
-  /// Divides by the sum of weights and writes the tile's rows of `out`.
+  /// Divides by the sum of weights, undoes V's code and writes the tile's rows of `out`.
   void (*finish)(int head_dim, const QueryTile& tile, const float* total);
 };
 const PartialKernel& ChoosePartialKernel(CpuLevel level);

@@ -306,8 +306,13 @@ void Finish(int dim, const QueryTile& tile, const float* total) {
     float* to = tile.out + column / tile.group * tile.out_stride +
                 static_cast<std::ptrdiff_t>(column % tile.group) * dim;
     const auto inverse = hn::Set(d, 1.0f / from[dim + 1]);
+    const ChannelRow& code = tile.value_code;
     for (int i = 0; i < dim; i += static_cast<int>(hn::Lanes(d))) {
-      hn::StoreU(hn::Mul(hn::LoadU(d, from + i), inverse), d, to + i);
+      auto mean = hn::Mul(hn::LoadU(d, from + i), inverse);
+      if (code.scale != nullptr) {
+        mean = hn::MulAdd(mean, hn::LoadU(d, code.scale + i), hn::LoadU(d, code.center + i));
+      }
+      hn::StoreU(mean, d, to + i);
     }
   }
 }

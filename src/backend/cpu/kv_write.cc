@@ -103,8 +103,7 @@ void Split(int dim, const std::uint16_t* HWY_RESTRICT u, const KvRowTarget& targ
   }
 }
 
-void Store(int head_dim, const float* channel, const float* center, const float* x,
-           const KvRowTarget& target) {
+void Store(int head_dim, ChannelRow code, const float* x, const KvRowTarget& target) {
   const F32 d;
   const U32 du;
   alignas(64) float row[kMaxHeadDim];
@@ -115,8 +114,8 @@ void Store(int head_dim, const float* channel, const float* center, const float*
   auto largest = hn::Zero(di);
   for (int i = 0; i < head_dim; i += static_cast<int>(hn::Lanes(d))) {
     auto v = hn::LoadU(d, x + i);
-    if (channel != nullptr) {
-      v = hn::Div(hn::Sub(v, hn::LoadU(d, center + i)), hn::LoadU(d, channel + i));
+    if (code.scale != nullptr) {
+      v = hn::Div(hn::Sub(v, hn::LoadU(d, code.center + i)), hn::LoadU(d, code.scale + i));
     }
     hn::Store(v, d, row + i);
     largest =

@@ -27,15 +27,20 @@ struct KvRowTarget {
   std::uint16_t* scale = nullptr;
 };
 
+/// The part of a ChannelCode for one (layer, KV head), [head_dim] each; null: scale 1, center 0.
+struct ChannelRow {
+  const float* scale = nullptr;
+  const float* center = nullptr;
+};
+
 struct KvWriteKernel {
   /// x = rope(norm(x)) * channel. cosine, sine: [head_dim / 2].
   void (*query)(const KvWriteShape& shape, const float* cosine, const float* sine,
                 const float* channel, float* x);
   /// x = rope(norm(x)).
   void (*key)(const KvWriteShape& shape, const float* cosine, const float* sine, float* x);
-  /// Writes (x - center) / channel (both null: x) into `target`, bit for bit what plane_code.h would.
-  void (*store)(int head_dim, const float* channel, const float* center, const float* x,
-                const KvRowTarget& target);
+  /// Writes (x - center) / scale into `target`, bit for bit what plane_code.h would.
+  void (*store)(int head_dim, ChannelRow code, const float* x, const KvRowTarget& target);
 };
 
 const KvWriteKernel& ChooseKvWriteKernel(CpuLevel level);

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "backend/cuda/append/append.h"
-#include "backend/cuda/append/key_statistics.h"
+#include "backend/cuda/append/kv_statistics.h"
 #include "backend/cuda/append/rope_tables.h"
 #include "backend/cuda/attention_decode/attention_decode.h"
 #include "backend/cuda/attention_prefill/attention_prefill.h"
@@ -126,26 +126,24 @@ class CudaBackend final : public Backend {
       return OutOfMemory("KV pages: " + std::to_string(pages) + " pages pass the address space");
     }
     const std::size_t channels = geometry.Units() * geometry.head_dim;
-    PLIANT_ASSIGN_OR_RETURN(channel_, DeviceArray<float>::Make(channels, "channel scales"));
-    PLIANT_ASSIGN_OR_RETURN(center_, DeviceArray<float>::Make(channels, "channel centers"));
+    PLIANT_ASSIGN_OR_RETURN(code_, DeviceArray<float>::Make(4 * channels, "channel codes"));
     PLIANT_ASSIGN_OR_RETURN(copier_, PageCopier::Make(geometry.PageBytes()));
     PLIANT_ASSIGN_OR_RETURN(
         pages_, DeviceArray<std::uint8_t>::Make(pages * geometry.PageBytes(), "KV pages"));
-    Upload<float>(std::vector<float>(channels, 1.f), channel_.data());
-    Upload<float>(std::vector<float>(channels, 0.f), center_.data());
+    const ChannelCode plain{std::vector<float>(channels, 1.f), std::vector<float>(channels, 0.f)};
+    UploadCode({plain, plain});
     geometry_ = geometry;
     page_count_ = pages;
     TuneProducts();
     return {};
   }
-  Status SetKeyCode(const KeyCode& code) override {
-    PLIANT_RETURN_IF_ERROR(CheckKeyCode(code, channel_.size()));
+  Status SetKvCode(const KvCode& code) override {
+    PLIANT_RETURN_IF_ERROR(CheckKvCode(code, Channels()));
     stream_.Synchronize();
-    Upload<float>(code.scale, channel_.data());
-    Upload<float>(code.center, center_.data());
+    UploadCode(code);
     return {};
   }
-  void StartChannelStatistics() override { statistics_.Start(channel_.size(), stream_); }
+  void StartChannelStatistics() override { statistics_.Start(Channels(), stream_); }
   ChannelStatistics TakeChannelStatistics() override { return statistics_.Take(stream_); }
 
   // ---- one step ----
@@ -220,8 +218,6 @@ class CudaBackend final : public Backend {
                      data.cols == static_cast<std::int64_t>(params.heads + 2 * geometry_.kv_heads) *
                                       geometry_.head_dim,
                  "a QKV product does not fit the cache's heads");
-    const std::size_t layer_channels =
-        static_cast<std::size_t>(params.layer) * geometry_.kv_heads * geometry_.head_dim;
     PLIANT_CHECK(rope.inv_freq.size() * 2 <= static_cast<std::size_t>(geometry_.head_dim),
                  "RoPE over more dims than a head has");
     AppendArgs args;
@@ -235,9 +231,9 @@ class CudaBackend final : public Backend {
     args.norm_eps = params.norm_eps;
     args.angles = ropes_.For(rope, inputs_.positions(), inputs_.rows(), stream_);
     args.pairs = static_cast<int>(rope.inv_freq.size());
-    args.channel = channel_.data() + layer_channels;
-    args.center = center_.data() + layer_channels;
-    statistics_.Set(args, layer_channels);
+    args.key = Code(kKey, params.layer);
+    args.value = Code(kValue, params.layer);
+    statistics_.Set(args, FirstChannel(params.layer));
     args.pages = pages_.data();
     args.page_bytes = geometry_.PageBytes();
     args.layer_offset = UnitOffset(geometry_.kv_heads, geometry_.head_dim, params.layer, 0);
@@ -267,6 +263,7 @@ class CudaBackend final : public Backend {
       args.out_stride = to.cols;
       args.out_type = to.type;
       args.softmax_scale = softmax_scale;
+      args.value = Code(kValue, layer);
       args.partials = partials_.data();
       inputs_.SetPlan(args);
       LaunchDecodeAttention(shape, launch_, args, stream_.get());
@@ -301,6 +298,7 @@ class CudaBackend final : public Backend {
       prefill.out_stride = to.cols;
       prefill.out_type = to.type;
       prefill.softmax_scale = softmax_scale;
+      prefill.value = Code(kValue, layer);
       LaunchPrefillAttention(prefill, stream_.get());
     }
   }
@@ -384,6 +382,23 @@ class CudaBackend final : public Backend {
   CopyState Wait(CopyTicket ticket) override { return copier_->Wait(ticket); }
 
  private:
+  enum Side { kKey, kValue };
+  std::size_t Channels() const { return code_.size() / 4; }
+  std::size_t FirstChannel(int layer) const {
+    return static_cast<std::size_t>(layer) * geometry_.kv_heads * geometry_.head_dim;
+  }
+  ChannelPointers Code(Side side, int layer) const {
+    const float* const scales = code_.data() + side * 2 * Channels() + FirstChannel(layer);
+    return {scales, scales + Channels()};
+  }
+  void UploadCode(const KvCode& code) {
+    float* to = code_.data();
+    for (const std::vector<float>* part :
+         {&code.key.scale, &code.key.center, &code.value.scale, &code.value.center}) {
+      Upload<float>(*part, to);
+      to += Channels();
+    }
+  }
   std::size_t GatheredBlockElements() const {
     return static_cast<std::size_t>(kBlockTokens) *
            std::max(1, geometry_.kv_heads * geometry_.head_dim);
@@ -564,8 +579,8 @@ class CudaBackend final : public Backend {
   KvGeometry geometry_;
   std::uint32_t page_count_ = 0;
   DeviceArray<std::uint8_t> pages_;
-  DeviceArray<float> channel_, center_;  // KeyCode
-  KeyStatistics statistics_;
+  DeviceArray<float> code_;  // KvCode: K's scales and centers, then V's, Channels() each
+  KvStatistics statistics_;
   std::unique_ptr<PageCopier> copier_;
 
   StepInputs inputs_;

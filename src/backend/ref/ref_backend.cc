@@ -125,7 +125,7 @@ class ReferenceBackend final : public Backend {
   Status AllocatePages(const KvGeometry& geometry, std::uint32_t pages) override {
     return kv_.AllocatePages(geometry, pages);
   }
-  Status SetKeyCode(const KeyCode& code) override { return kv_.SetKeyCode(code); }
+  Status SetKvCode(const KvCode& code) override { return kv_.SetKvCode(code); }
   void StartChannelStatistics() override { kv_.StartChannelStatistics(); }
   ChannelStatistics TakeChannelStatistics() override { return kv_.TakeChannelStatistics(); }
 

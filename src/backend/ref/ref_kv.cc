@@ -53,8 +53,10 @@ Status RefKv::AllocatePages(const KvGeometry& geometry, std::uint32_t pages) {
   const std::size_t channels = geometry.Units() * geometry.head_dim;
   try {
     arena_.resize(pages * geometry.PageBytes());
-    channel_.assign(channels, 1.0f);
-    center_.assign(channels, 0.0f);
+    for (ChannelCode* side : {&code_.key, &code_.value}) {
+      side->scale.assign(channels, 1.0f);
+      side->center.assign(channels, 0.0f);
+    }
   } catch (const std::bad_alloc&) {
     return OutOfMemory("KV pages: cannot allocate " + std::to_string(pages * geometry.PageBytes()) +
                        " bytes");
@@ -64,17 +66,18 @@ Status RefKv::AllocatePages(const KvGeometry& geometry, std::uint32_t pages) {
   return {};
 }
 
-Status RefKv::SetKeyCode(const KeyCode& code) {
-  PLIANT_RETURN_IF_ERROR(CheckKeyCode(code, channel_.size()));
-  channel_ = code.scale;
-  center_ = code.center;
+Status RefKv::SetKvCode(const KvCode& code) {
+  PLIANT_RETURN_IF_ERROR(CheckKvCode(code, code_.key.scale.size()));
+  code_ = code;
   return {};
 }
 
 void RefKv::StartChannelStatistics() {
-  statistics_.key_min.assign(channel_.size(), INFINITY);
-  statistics_.key_max.assign(channel_.size(), -INFINITY);
-  statistics_.query_energy.assign(channel_.size(), 0.0);
+  const std::size_t channels = code_.key.scale.size();
+  statistics_.key_min.assign(channels, INFINITY);
+  statistics_.key_max.assign(channels, -INFINITY);
+  statistics_.query_energy.assign(channels, 0.0);
+  statistics_.value_energy.assign(channels, 0.0);
 }
 
 ChannelStatistics RefKv::TakeChannelStatistics() { return std::exchange(statistics_, {}); }
@@ -85,9 +88,8 @@ std::span<std::byte> RefKv::Page(PageId page) {
   return std::span(arena_).subspan(page.value() * bytes, bytes);
 }
 
-std::span<const float> RefKv::Channel(int layer, int head) const {
-  const std::size_t unit = static_cast<std::size_t>(layer) * geometry_.kv_heads + head;
-  return std::span(channel_).subspan(unit * geometry_.head_dim, geometry_.head_dim);
+std::size_t RefKv::FirstChannel(int layer, int head) const {
+  return (static_cast<std::size_t>(layer) * geometry_.kv_heads + head) * geometry_.head_dim;
 }
 
 void RefKv::Store(int layer, int head, int token, const std::array<PageId, kPlanes>& pages,
@@ -138,12 +140,12 @@ void RefKv::WriteRow(const QkvParams& params, std::span<const float> q_norm,
     const std::span<float> q = row.qkv.subspan(std::size_t(head) * dim, dim);
     RefRmsNorm(q, q_norm, params.norm_eps);
     Rotate(q, rope, row.position);
-    const std::span<const float> channel = Channel(params.layer, head / group);
+    const std::size_t first = FirstChannel(params.layer, head / group);
     if (!statistics_.query_energy.empty()) {
-      double* energy = &statistics_.query_energy[channel.data() - channel_.data()];
+      double* energy = &statistics_.query_energy[first];
       for (int c = 0; c < dim; ++c) energy[c] += double{q[c]} * q[c];
     }
-    for (int c = 0; c < dim; ++c) q[c] *= channel[c];
+    for (int c = 0; c < dim; ++c) q[c] *= code_.key.scale[first + c];
   }
   for (int head = 0; head < kv_heads; ++head) {
     const std::span<float> k = row.qkv.subspan(std::size_t(params.heads + head) * dim, dim);
@@ -151,20 +153,24 @@ void RefKv::WriteRow(const QkvParams& params, std::span<const float> q_norm,
         row.qkv.subspan(std::size_t(params.heads + kv_heads + head) * dim, dim);
     RefRmsNorm(k, k_norm, params.norm_eps);
     Rotate(k, rope, row.position);
-    const std::span<const float> channel = Channel(params.layer, head);
+    const std::size_t first = FirstChannel(params.layer, head);
     if (!statistics_.key_min.empty()) {
-      float* least = &statistics_.key_min[channel.data() - channel_.data()];
-      float* most = &statistics_.key_max[channel.data() - channel_.data()];
       for (int c = 0; c < dim; ++c) {
-        least[c] = std::min(least[c], k[c]);
-        most[c] = std::max(most[c], k[c]);
+        float& least = statistics_.key_min[first + c];
+        float& most = statistics_.key_max[first + c];
+        least = std::min(least, k[c]);
+        most = std::max(most, k[c]);
+        statistics_.value_energy[first + c] += double{v[c]} * v[c];
       }
     }
-    std::vector<float> scaled(dim);
-    const float* center = &center_[channel.data() - channel_.data()];
-    for (int c = 0; c < dim; ++c) scaled[c] = (k[c] - center[c]) / channel[c];
-    Store(params.layer, head, token, block.k, scaled);
-    Store(params.layer, head, token, block.v, v);
+    const auto scaled = [&](const ChannelCode& code, std::span<const float> x) {
+      std::vector<float> row(dim);
+      for (int c = 0; c < dim; ++c)
+        row[c] = (x[c] - code.center[first + c]) / code.scale[first + c];
+      return row;
+    };
+    Store(params.layer, head, token, block.k, scaled(code_.key, k));
+    Store(params.layer, head, token, block.v, scaled(code_.value, v));
   }
 }
 
@@ -194,7 +200,11 @@ RefKv::Softmax RefKv::WeightedSum(int layer, int kv_head, std::span<const double
     softmax.total += weight;
     for (std::size_t c = 0; c < sum.size(); ++c) sum[c] += weight * value[c];
   }
-  for (std::size_t c = 0; c < sum.size(); ++c) out[c] = static_cast<float>(sum[c] / softmax.total);
+  const std::size_t first = FirstChannel(layer, kv_head);
+  for (std::size_t c = 0; c < sum.size(); ++c) {
+    out[c] = static_cast<float>(sum[c] / softmax.total * code_.value.scale[first + c] +
+                                code_.value.center[first + c]);
+  }
   return softmax;
 }
 
@@ -216,8 +226,7 @@ void RefKv::AttendRow(int layer, int heads, float softmax_scale, std::span<const
 
 Status RefKv::NoteHistory(RetainedHistory& history, std::span<const float> inv_freq,
                           std::int32_t blocks) {
-  const KeyCode code = {channel_, center_};
-  return NoteRows(Memory(), history, {&code, inv_freq}, blocks);
+  return NoteRows(Memory(), history, {&code_.key, inv_freq}, blocks);
 }
 
 void RefKv::AttendHistory(int layer, int heads, float softmax_scale, RetainedHistory& history,

@@ -20,7 +20,7 @@ class RefKv {
  public:
   std::size_t PageBytes(const KvGeometry& geometry) const { return geometry.PageBytes(); }
   Status AllocatePages(const KvGeometry& geometry, std::uint32_t pages);
-  Status SetKeyCode(const KeyCode& code);
+  Status SetKvCode(const KvCode& code);
   void StartChannelStatistics();
   ChannelStatistics TakeChannelStatistics();
 
@@ -63,7 +63,7 @@ class RefKv {
   }
 
  private:
-  std::span<const float> Channel(int layer, int head) const;
+  std::size_t FirstChannel(int layer, int head) const;
   PageMemory Memory() { return {arena_.data(), geometry_.PageBytes(), pages_, geometry_}; }
   /// One query head over a list of tokens, (block, slot): logits of those that have K, and with
   /// `out` the weighted sum of V. Returns the largest logit and the sum of exp(logit - largest).
@@ -89,8 +89,8 @@ class RefKv {
   double closest_decision_ = 0;
   std::uint32_t pages_ = 0;
   std::vector<std::byte> arena_;
-  std::vector<float> channel_, center_;  // KeyCode
-  ChannelStatistics statistics_;         // same shape; empty while off
+  KvCode code_;
+  ChannelStatistics statistics_;  // same shape; empty while off
 };
 
 }  // namespace pliant

@@ -21,7 +21,7 @@ class SamplingBackend final : public Backend {
   Result<TensorId> AddTensor(std::int64_t rows, std::int64_t cols) override { return inner_->AddTensor(rows, cols); }
   std::size_t PageBytes(const KvGeometry& g) const override { return inner_->PageBytes(g); }
   Status AllocatePages(const KvGeometry& g, std::uint32_t pages) override { return inner_->AllocatePages(g, pages); }
-  Status SetKeyCode(const KeyCode& code) override { return inner_->SetKeyCode(code); }
+  Status SetKvCode(const KvCode& code) override { return inner_->SetKvCode(code); }
   void StartChannelStatistics() override { inner_->StartChannelStatistics(); }
   ChannelStatistics TakeChannelStatistics() override { return inner_->TakeChannelStatistics(); }
   Status BeginStep(const StepBatch& batch) override {

@@ -33,7 +33,7 @@ class FakeBackend final : public Backend {
     memory_.assign(pages * page_bytes_, std::byte{0xdd});
     return Status::Ok();
   }
-  Status SetKeyCode(const KeyCode&) override { return Status::Ok(); }
+  Status SetKvCode(const KvCode&) override { return Status::Ok(); }
   void StartChannelStatistics() override {}
   ChannelStatistics TakeChannelStatistics() override { return {}; }
   Status BeginStep(const StepBatch&) override { return Status::Ok(); }

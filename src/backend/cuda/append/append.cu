@@ -26,6 +26,16 @@ __device__ int Ordered(float x) {
   return bits >= 0 ? bits : bits ^ 0x7fffffff;
 }
 
+/// Adds an element of K or V, of channel `at` of the layer, to the statistics.
+__device__ void Record(const AppendArgs& a, bool is_v, int at, float x) {
+  if (is_v) {
+    atomicAdd(a.value_energy + at, double{x} * x);
+  } else {
+    atomicMin(a.key_min + at, Ordered(x));
+    atomicMax(a.key_max + at, Ordered(x));
+  }
+}
+
 /// One warp a (row, head): query heads first, then K, then V. A lane holds pairs (i, i + D / 2) of
 /// neighbouring i.
 template <int D>
@@ -79,9 +89,8 @@ __global__ void __launch_bounds__(kWarps * 32) AppendKernel(const __grid_constan
       low[i] = __fsub_rn(__fmul_rn(x, angle.x), __fmul_rn(y, angle.y));
       high[i] = __fadd_rn(__fmul_rn(y, angle.x), __fmul_rn(x, angle.y));
     }
-    const float* const channel = a.channel + kv_head * D;
-    const float* const center = a.center + kv_head * D;
     if (is_q) {
+      const float* const channel = a.key.scale + kv_head * D;
       if (!active) return;
 #pragma unroll
       for (int i = 0; i < kPairs; ++i) {
@@ -95,19 +104,20 @@ __global__ void __launch_bounds__(kWarps * 32) AppendKernel(const __grid_constan
       }
       return;
     }
+  }
+  const float* const channel = (is_v ? a.value.scale : a.key.scale) + kv_head * D;
+  const float* const center = (is_v ? a.value.center : a.key.center) + kv_head * D;
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      if (!active) continue;
-      const int c = lane * kPairs + i;
-      if (a.key_min != nullptr) {
-        atomicMin(a.key_min + kv_head * D + c, Ordered(low[i]));
-        atomicMax(a.key_max + kv_head * D + c, Ordered(low[i]));
-        atomicMin(a.key_min + kv_head * D + kHalf + c, Ordered(high[i]));
-        atomicMax(a.key_max + kv_head * D + kHalf + c, Ordered(high[i]));
-      }
-      low[i] = __fdiv_rn(__fsub_rn(low[i], center[c]), channel[c]);
-      high[i] = __fdiv_rn(__fsub_rn(high[i], center[kHalf + c]), channel[kHalf + c]);
+  for (int i = 0; i < kPairs; ++i) {
+    if (!active) continue;
+    const int c = lane * kPairs + i;
+    if (a.key_min != nullptr) {
+      const int at = kv_head * D + c;
+      Record(a, is_v, at, low[i]);
+      Record(a, is_v, at + kHalf, high[i]);
     }
+    low[i] = __fdiv_rn(__fsub_rn(low[i], center[c]), channel[c]);
+    high[i] = __fdiv_rn(__fsub_rn(high[i], center[kHalf + c]), channel[kHalf + c]);
   }
   // ---- scale and code, bit for bit as RowScale and EncodeRow
   std::uint32_t largest = 0;

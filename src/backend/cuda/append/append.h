@@ -1,12 +1,15 @@
 // Room: backend/cuda. What happens between a layer's QKV product and its attention, fused: per-head
-// RMSNorm of Q and K (optional), RoPE, K's channel scale, and the writing of K and V as scale, code
-// and planes into the pages. Called by the thread that owns the stream; enqueues only.
+// RMSNorm of Q and K (optional), RoPE, the static code of the channels, and the writing of K and V
+// as scale, code and planes into the pages. Called by the thread that owns the stream; enqueues
+// only.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
 #include <cstdint>
+
+#include "backend/cuda/cuda_types.h"
 
 namespace pliant::cuda {
 
@@ -24,12 +27,12 @@ struct AppendArgs {
   float norm_eps = 0;
   const float2* angles = nullptr;  // [rows][pairs]; pair i is dims i and i + head_dim / 2
   int pairs = 0;
-  const float* channel = nullptr;  // KeyCode of this layer: [kv_heads][head_dim] scales
-  const float* center = nullptr;   // and centers
+  ChannelPointers key, value;  // KvCode of this layer
   // The same shape, or nothing: ChannelStatistics, the keys' as integers that order like them.
   int* key_min = nullptr;
   int* key_max = nullptr;
   double* query_energy = nullptr;
+  double* value_energy = nullptr;
   std::uint8_t* pages = nullptr;
   std::size_t page_bytes = 0;
   std::size_t layer_offset = 0;

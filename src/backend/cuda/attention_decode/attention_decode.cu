@@ -490,9 +490,8 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
         *reinterpret_cast<float2*>(mine + kHeadsPerChunk * D / kSplit + 2 * t) =
             make_float2(top, mass);
     } else if (t < heads) {
-      StoreResult<kTiles>(args, segment.row,
-                          (kv_head * args.group + first_head + t) * D + part * (D / kSplit) + 2 * g,
-                          mass, result);
+      StoreResult<D, kTiles>(args, segment.row, kv_head, first_head + t,
+                             part * (D / kSplit) + 2 * g, mass, result);
     }
     __syncwarp();
   }

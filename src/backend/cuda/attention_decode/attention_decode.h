@@ -62,6 +62,7 @@ struct DecodeArgs {
   std::int64_t out_stride = 0;
   ElementType out_type = ElementType::kF32;
   float softmax_scale = 1;
+  ChannelPointers value;      // V's code of this layer
   float* partials = nullptr;  // [DecodePartialFloats]
 };
 

@@ -72,10 +72,8 @@ __global__ void __launch_bounds__(D / kSplit * 4, 1)
   const int head = (chunk % args.chunks_per_head) * kHeadsPerChunk + t;
   if (head >= args.group) return;
   const float result[4] = {sum.x, sum.y, sum.z, sum.w};
-  StoreResult<2>(
-      args, cut.row,
-      (kv_head * args.group + head) * D + piece % kSplit * (D / kSplit) + own / 32 * 32 + 2 * g,
-      mass, result);
+  StoreResult<D, 2>(args, cut.row, kv_head, head,
+                    piece % kSplit * (D / kSplit) + own / 32 * 32 + 2 * g, mass, result);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include "backend/cuda/attention_prefill/attention_prefill.h"
 #include "backend/cuda/attention_prefill/attention_prefill_sm90.h"
+#include "backend/cuda/channel_code.cuh"
 #include "backend/cuda/cuda_check.h"
 #include "backend/cuda/ptx.cuh"
 #include "backend/plane_code.h"
@@ -207,9 +208,11 @@ __global__ void __launch_bounds__(kWarps * 32)
     if (row >= tile.rows) continue;
     const float scale = mass[h] == 0.f ? 0.f : 1.f / mass[h];
     const std::int64_t at = (tile.first_row + row) * a.out_stride + head * D + 2 * t;
+    const int first = head / (a.heads / a.kv_heads) * D + 2 * t;
 #pragma unroll
     for (int i = 0; i < D / 8; ++i) {
-      const float x = out[i][2 * h] * scale, y = out[i][2 * h + 1] * scale;
+      const float x = Uncoded(a.value, first + 8 * i, out[i][2 * h] * scale);
+      const float y = Uncoded(a.value, first + 8 * i + 1, out[i][2 * h + 1] * scale);
       if (a.out_type == ElementType::kF32) {
         *reinterpret_cast<float2*>(static_cast<float*>(a.out) + at + 8 * i) = make_float2(x, y);
       } else {

@@ -38,6 +38,7 @@ struct PrefillArgs {
   std::int64_t out_stride = 0;
   ElementType out_type = ElementType::kBf16;
   float softmax_scale = 1;
+  ChannelPointers value;  // V's code of this layer
 };
 
 void LaunchPrefillAttention(const PrefillArgs& args, cudaStream_t stream);

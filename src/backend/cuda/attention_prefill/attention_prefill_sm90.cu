@@ -11,6 +11,7 @@
 
 #include "backend/cuda/attention_prefill/attention_prefill_sm90.h"
 #include "backend/cuda/attention_prefill/wgmma.cuh"
+#include "backend/cuda/channel_code.cuh"
 #include "backend/cuda/cuda_check.h"
 #include "backend/cuda/ptx.cuh"
 #include "backend/plane_code.h"
@@ -179,12 +180,15 @@ __device__ __forceinline__ void Store(const PrefillArgs& a, const PrefillTile& t
     const float scale = mass[h] == 0.f ? 0.f : 1.f / mass[h];
     const std::int64_t at =
         static_cast<std::int64_t>(tile.first_row + row) * a.out_stride + head * D + 2 * t;
+    const int first = head / (a.heads / a.kv_heads) * D + 2 * t;
 #pragma unroll
     for (int part = 0; part < Output<D>::kParts; ++part)
 #pragma unroll
       for (int i = 0; i < Output<D>::kPart / 8; ++i) {
-        const float x = out[part][4 * i + 2 * h] * scale, y = out[part][4 * i + 2 * h + 1] * scale;
-        const std::int64_t to = at + part * Output<D>::kPart + 8 * i;
+        const int c = part * Output<D>::kPart + 8 * i;
+        const float x = Uncoded(a.value, first + c, out[part][4 * i + 2 * h] * scale);
+        const float y = Uncoded(a.value, first + c + 1, out[part][4 * i + 2 * h + 1] * scale);
+        const std::int64_t to = at + c;
         if (a.out_type == ElementType::kF32) {
           *reinterpret_cast<float2*>(static_cast<float*>(a.out) + to) = make_float2(x, y);
         } else {

@@ -10,19 +10,19 @@
 
 namespace pliant::cuda {
 
-class KeyStatistics {
+class KvStatistics {
  public:
   /// Statistics of `channels` channels (of all layers) are taken from now on.
   void Start(std::size_t channels, const Stream& stream);
   /// What was added up; ends it.
   ChannelStatistics Take(const Stream& stream);
-  bool on() const { return energy_.data() != nullptr; }
+  bool on() const { return sums_.data() != nullptr; }
   /// While on: where a layer, whose channels start at `first`, adds up.
   void Set(AppendArgs& args, std::size_t first) const;
 
  private:
-  DeviceArray<int> range_;  // minima, then maxima, as integers that order like them
-  DeviceArray<double> energy_;
+  DeviceArray<int> range_;    // minima, then maxima, as integers that order like them
+  DeviceArray<double> sums_;  // the queries' energy, then the values'
 };
 
 }  // namespace pliant::cuda
