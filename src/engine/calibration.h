@@ -32,10 +32,9 @@ ChannelCode KeyCodeFor(const KvGeometry& geometry, const ChannelStatistics& stat
 
 /// How V is coded, from what a text's values were like: a channel's scale is its root mean square,
 /// relative to the head's largest and at least kLeastValueScale. So each channel sets a token's
-/// step as often as any other, and wide channels do not set that of all. The center is 0: tokens
-/// that attention rests on for want of a better one have a small V, coded finely; about the
-/// channel's mean it would be large (docs/quality.md). Channels that were silent or not finite get
-/// scale 1.
+/// step as often as any other, and wide channels do not set that of all. The center is 0,
+/// which was measured to be better than the channel's mean (docs/decisions.md). Channels that were
+/// silent or not finite get scale 1.
 ChannelCode ValueCodeFor(const KvGeometry& geometry, const ChannelStatistics& statistics);
 
 /// Runs the text (as much of it as `pages` hold) at kCalibrationPlaces positions spread over the
