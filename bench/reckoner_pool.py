@@ -48,7 +48,7 @@ async def solve(port, problems, clients, capacity):
     async def client():
         nonlocal right, tokens
         for problem in todo:
-            body = {"messages": [{"role": "user", "content": problem["prompt"]}], "temperature": 0, "max_tokens": 3500,
+            body = {"messages": [{"role": "user", "content": problem["prompt"]}], "temperature": 0, "max_tokens": 4090 - problem["prompt_len"] - 16,
                     "skip_special_tokens": False}
             if capacity:
                 body["kv"] = {"capacity": int(capacity) if capacity.isdigit() else capacity}
