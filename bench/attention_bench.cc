@@ -176,8 +176,7 @@ double ErrorAgainstReference(const Model& shape, const Options& options, int k, 
       const std::size_t row = slice.first_row + i;
       ref.AttendRow(0, model.heads, scale, blocks, slice.context + i,
                     {0, std::span(q).subspan(row * model.Columns(), model.Columns()),
-                     std::span(expected).subspan(row * out_columns, out_columns)},
-                    {});
+                     std::span(expected).subspan(row * out_columns, out_columns)});
     }
   }
   double largest = 0;
