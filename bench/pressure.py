@@ -3,11 +3,13 @@
 
 Starts one `pliant serve` a policy, each with a KV pool for about --sequences of the mean request, and plays the same requests
 against each in turn: they arrive at random times (--rate a second), each is sent by the first of --clients clients that is free, prompts are 1,000 to 2,000 made-up tokens. Time to first token is measured at the client from the moment it
-sends. --sweep plays several loads, to find the one at which a policy saturates; --sequences 36 makes memory ample.
+sends. --sweep plays several loads, to find the one at which a policy saturates; --load 1.15 finds it first: so many times the requests a second
+that the first policy completes while all clients ask without a pause. --sequences 36 makes memory ample.
 
     python3 bench/pressure.py                                                       (about 5 minutes on two cores)
     python3 bench/pressure.py --sequences 36 --policies full,elastic                (ample memory)
     python3 bench/pressure.py --sweep 0.3,0.4,0.5 --policies full,elastic,pliant:4
+    python3 bench/pressure.py --load 1.15 --requests 48                             (about 12 minutes)
 """
 import argparse
 import asyncio
@@ -24,11 +26,11 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 COUNTERS = ["preemptions", "kv_offloads", "kv_demotions", "kv_restores", "tokens_below_16_bits"]
 
 
-def make_plan(args, rate, seed):
+def make_plan(args, rate, seed, requests):
     """The requests in order: (seconds from the start, prompt, output tokens). The same for every policy."""
     rng = random.Random(seed)
     at, plan = 0.0, []
-    for index in range(args.requests):
+    for index in range(requests):
         # One in each interval of 1/rate, at any moment of it; a Poisson process clusters so much that short runs say little.
         at = at + rng.expovariate(rate) if args.poisson else (index + rng.random()) / rate
         prompt = [rng.randrange(1000, args.vocabulary) for _ in range(rng.randint(*args.prompt))]
@@ -41,6 +43,7 @@ class Part:
 
     def __init__(self):
         self.ttft, self.gaps, self.latency = [], [], []
+        self.ends = []
         self.tokens, self.failed, self.first_error = 0, 0, ""
         self.seconds = 0.0
         self.running, self.waiting = [], []
@@ -99,6 +102,7 @@ async def ask(port, prompt, output, part):
         return
     part.ttft.append(first - sent)
     part.latency.append(last - sent)
+    part.ends.append(last)
     part.tokens += usage["completion_tokens"]
     part.lowest = min(part.lowest, usage["kv"]["lowest_k_bits"], usage["kv"]["lowest_v_bits"])
 
@@ -156,6 +160,21 @@ def start_servers(args, policies, pool, folder):
     return servers
 
 
+def saturated_rate(args, policy, pool, folder):
+    """Requests a second that a policy completes while more wait: from the first that ends to the last that ends with a full house."""
+    server = start_servers(args, [policy], pool, folder)[policy]
+    try:
+        plan = [(0.0, prompt, output) for _, prompt, output in make_plan(args, 1.0, args.seed + 1000, args.probe)]
+        part = asyncio.run(play(server.port, plan, args.clients))
+    finally:
+        server.stop()
+    ends = sorted(part.ends)
+    last = len(ends) - int(args.sequences)  # after it fewer run than memory has room for
+    if last < 4:
+        raise SystemExit(f"--load: only {len(ends)} of {args.probe} requests ended; ask for more with --probe")
+    return (last - 1) / (ends[last - 1] - ends[0])
+
+
 LINES = [("requests", "requests", "%d"), ("failed", "failed", "%d"), ("TTFT mean s", "ttft_mean_s", "%.2f"),
          ("TTFT P50 s", "ttft_p50_s", "%.2f"), ("TTFT P90 s", "ttft_p90_s", "%.2f"),
          ("ITL mean ms", "itl_mean_ms", "%.1f"), ("ITL P99 ms", "itl_p99_ms", "%.1f"),
@@ -187,7 +206,7 @@ def measure(args, policies, pool, rate, folder, label):
     parts = {name: Part() for name in policies}
     try:
         for index in range(args.rounds):
-            plan = make_plan(args, rate, args.seed + index)
+            plan = make_plan(args, rate, args.seed + index, args.requests)
             order = policies if index % 2 == 0 else policies[::-1]
             for name in order:
                 part = asyncio.run(play(servers[name].port, plan, args.clients))
@@ -223,6 +242,8 @@ def main():
     parser.add_argument("--rate", type=float, default=0.45, help="requests a second")
     parser.add_argument("--poisson", action="store_true", help="arrivals are a Poisson process")
     parser.add_argument("--sweep", default="", help="several rates in place of one")
+    parser.add_argument("--load", type=float, default=0, help="in place of a rate: times what the first policy completes when saturated")
+    parser.add_argument("--probe", type=int, default=20, help="requests by which --load finds that")
     parser.add_argument("--exact-store", default="ram:1GiB")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", default="")
@@ -231,7 +252,12 @@ def main():
     with tempfile.TemporaryDirectory(prefix="pliant-pressure-", ignore_cleanup_errors=True) as folder:
         each = bytes_per_token(args, folder) * (sum(args.prompt) + sum(args.output)) / 2
         policies = args.policies.split(",")
-        for rate in [float(r) for r in args.sweep.split(",") if r] or [args.rate]:
+        rates = [float(r) for r in args.sweep.split(",") if r] or [args.rate]
+        if args.load > 0:
+            most = saturated_rate(args, policies[0], int(args.sequences * each), folder)
+            rates = [round(args.load * most, 3)]
+            print(f"{policies[0]} completes {most:.3f} requests/s when saturated", flush=True)
+        for rate in rates:
             label = (f"{rate} requests/s, {args.clients} clients, pool {args.sequences * each / 2**20:.0f} MiB "
                      f"({args.sequences:g} mean requests)")
             out[f"rate {rate}"] = measure(args, policies, int(args.sequences * each), rate, folder, label)

@@ -23,6 +23,9 @@
              "f16c")))
 #define PLIANT_INLINE_AVX512 PLIANT_TARGET_AVX512 __attribute__((always_inline)) inline
 
+/// For lambdas, after their parameters.
+#define PLIANT_INLINE_LAMBDA_AVX512 PLIANT_TARGET_AVX512 __attribute__((always_inline))
+
 namespace pliant::avx512 {
 
 PLIANT_INLINE_AVX512 __m512i RoundPair(__m512 high, __m512 low) {
@@ -106,9 +109,9 @@ PLIANT_INLINE_AVX512 __m512i BytePair(int even) {
 }
 
 /// Rows 16 half .. of 4-bit codes.
-template <PackedFormat kFormat>
+template <PackedFormat kFormat, class Take>
 PLIANT_INLINE_AVX512 void DequantDigits(const RowScales& scales, const std::byte* codes, int half,
-                                        __m512i rows[16]) {
+                                        Take&& take) {
   const __m512 values = CountFrom(-Traits(kFormat).zero);
   const __m512i half_step = _mm512_set1_epi32(0x8000);
   // A table is 16 f32; the bf16 of code q lies in its bytes 4 q + 2 and 4 q + 3.
@@ -126,15 +129,15 @@ PLIANT_INLINE_AVX512 void DequantDigits(const RowScales& scales, const std::byte
       // (fields & keep) | pair
       const __m512i index = _mm512_ternarylogic_epi32(
           _mm512_multishift_epi64_epi8(fields[i], words), keep, pair, 0xea);
-      rows[r] = _mm512_permutexvar_epi8(index, table);
+      take(r, _mm512_permutexvar_epi8(index, table));
     }
   }
 }
 
 /// Rows 16 half .. of 5-bit codes.
-template <PackedFormat kFormat>
+template <PackedFormat kFormat, class Take>
 PLIANT_INLINE_AVX512 void DequantFiveBits(const RowScales& scales, const std::byte* codes, int half,
-                                          __m512i rows[16]) {
+                                          Take&& take) {
   const __m512 low_values = CountFrom(-Traits(kFormat).zero);
   const __m512 high_values = CountFrom(16 - Traits(kFormat).zero);
   // A table is 32 bf16, that of code q in bytes 2 q and 2 q + 1.
@@ -157,47 +160,55 @@ PLIANT_INLINE_AVX512 void DequantFiveBits(const RowScales& scales, const std::by
     const __m512i bit = _mm512_multishift_epi64_epi8(FieldsFrom(r - 5), bits);
     const __m512i index = _mm512_ternarylogic_epi32(
         bit, fifth, _mm512_ternarylogic_epi32(digit, keep, pair, 0xea), 0xea);
-    rows[r] = _mm512_permutexvar_epi8(index, table);
+    take(r, _mm512_permutexvar_epi8(index, table));
   }
 }
 
 /// Rows 16 half .. of signed bytes.
-template <PackedFormat kFormat>
+template <PackedFormat kFormat, class Take>
 PLIANT_INLINE_AVX512 void DequantBytes(const RowScales& scales, const std::byte* codes, int half,
-                                       __m512i rows[16]) {
+                                       Take&& take) {
   constexpr int kSecond = kFormat == PackedFormat::kQ6_K ? 1 : 0;
 #pragma GCC unroll 16
   for (int r = 0; r < 16; ++r) {
     const __m512 low = SignedBytes(codes + (half * 16 + r) * 32);
     const __m512 high = SignedBytes(codes + (half * 16 + r) * 32 + 16);
-    rows[r] = RoundPair(_mm512_mul_ps(high, _mm512_set1_ps(scales.d[kSecond][r])),
-                        _mm512_mul_ps(low, _mm512_set1_ps(scales.d[0][r])));
+    take(r, RoundPair(_mm512_mul_ps(high, _mm512_set1_ps(scales.d[kSecond][r])),
+                      _mm512_mul_ps(low, _mm512_set1_ps(scales.d[0][r]))));
   }
 }
 
-/// Rows 16 half .. 16 half + 15 of a block as bf16, one register a row, columns in order. `scales`
-/// is what LoadScales gave for them.
-template <PackedFormat kFormat>
-PLIANT_INLINE_AVX512 void DequantRows(const RowScales& scales, const std::byte* block, int half,
-                                      __m512i rows[16]) {
+/// take(r, row) for rows 16 half + r, r = 0 .. 15, of a block as bf16: a register each, columns in
+/// order. `scales` is what LoadScales gave for them.
+template <PackedFormat kFormat, class Take>
+PLIANT_INLINE_AVX512 void DequantEachRow(const RowScales& scales, const std::byte* block, int half,
+                                         Take&& take) {
   constexpr PackedTraits kTraits = Traits(kFormat);
   const std::byte* codes = block + kTraits.scale_bytes;
   if constexpr (kTraits.code_bits == 16) {
 #pragma GCC unroll 16
-    for (int r = 0; r < 16; ++r) rows[r] = _mm512_loadu_si512(codes + (half * 16 + r) * 64);
+    for (int r = 0; r < 16; ++r) take(r, _mm512_loadu_si512(codes + (half * 16 + r) * 64));
   } else if constexpr (kTraits.code_bits == 32) {
 #pragma GCC unroll 16
     for (int r = 0; r < 16; ++r) {
       const std::byte* p = codes + (half * 16 + r) * 128;
-      rows[r] = RoundPair(_mm512_loadu_ps(p + 64), _mm512_loadu_ps(p));
+      take(r, RoundPair(_mm512_loadu_ps(p + 64), _mm512_loadu_ps(p)));
     }
   } else if constexpr (kTraits.code_bits == 8) {
-    DequantBytes<kFormat>(scales, codes, half, rows);
+    DequantBytes<kFormat>(scales, codes, half, take);
   } else if constexpr (kTraits.code_bits == 5) {
-    DequantFiveBits<kFormat>(scales, codes, half, rows);
+    DequantFiveBits<kFormat>(scales, codes, half, take);
   } else {
-    DequantDigits<kFormat>(scales, codes, half, rows);
+    DequantDigits<kFormat>(scales, codes, half, take);
   }
+}
+
+/// The same, all at once.
+template <PackedFormat kFormat>
+PLIANT_INLINE_AVX512 void DequantRows(const RowScales& scales, const std::byte* block, int half,
+                                      __m512i rows[16]) {
+  DequantEachRow<kFormat>(scales, block, half,
+                          [&](int r, __m512i row) PLIANT_INLINE_LAMBDA_AVX512 { rows[r] = row; });
 }
 
 /// The scales of the block at hand and of the next one, loaded a block ahead.
