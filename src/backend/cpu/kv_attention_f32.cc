@@ -1,6 +1,6 @@
 // Room: backend. Attention in f32 for machines without AMX, and the merging of partial results for
-// all. Blocks are decoded into scratch, even dims first, odd dims behind them, because that is how
-// nibbles come apart; the query is permuted the same way.
+// all. Blocks are decoded into scratch in the order in which digits come apart most cheaply
+// (ByteAt); the query is permuted the same way.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -20,8 +20,6 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using F32 = hn::CappedTag<float, 16>;
 using I32 = hn::Rebind<std::int32_t, F32>;
-using U16 = hn::Rebind<std::uint16_t, F32>;  // as many lanes as F32
-using U8 = hn::Rebind<std::uint8_t, F32>;
 using F32x4 = hn::FixedTag<float, 4>;
 
 constexpr int kMaxColumns = 48;
@@ -71,36 +69,68 @@ float Exp2One(float x) {
   return hn::GetLane(Exp2(hn::Set(d, x)));
 }
 
-/// Decodes one row of planes: out[0, dim / 2) the even dims, out[dim / 2, dim) the odd ones, times
-/// `scale` / 32768.
+/// Whose dims stand at position j and dim / 2 + j of a decoded row: those of byte ByteAt(half, j)
+/// of its planes, the even one and the odd one. Bytes are interleaved within 16 of them, so that of
+/// 32 the second and third eight change places; what is left of a row is done by 16.
+int ByteAt(int half, int j) {
+  const bool wide = hn::Lanes(F32()) == 16 && j < half / 32 * 32;
+  return wide ? (j & ~24) | (j & 8) << 1 | (j & 16) >> 1 : j;
+}
+
+/// Decodes 2 Lanes(d) bytes of a row's planes from `offset` on: even dims to `even`, odd ones to
+/// `odd`, times `step`.
+template <int kResident, class D>
+HWY_INLINE void DecodeBytes(D d, const std::uint8_t* const* rows, std::size_t offset, float step,
+                            float* HWY_RESTRICT even, float* HWY_RESTRICT odd) {
+  const hn::Rebind<std::int16_t, D> d16;
+  const hn::Rebind<std::int32_t, D> d32;
+  const hn::Repartition<std::uint8_t, decltype(d16)> d8;
+  const hn::Repartition<std::uint16_t, decltype(d16)> words;
+  using V = hn::VFromD<decltype(d8)>;
+  const auto up = [&](V v)
+                      HWY_ATTR { return hn::BitCast(d8, hn::ShiftLeft<4>(hn::BitCast(words, v))); };
+  const auto down = [&](V v) HWY_ATTR {
+    return hn::BitCast(d8, hn::ShiftRight<4>(hn::BitCast(words, v)));
+  };
+  const V upper = hn::Set(d8, 0xf0u);
+  // Absent planes read as the midpoint: an 8 in the first one's digit, 0 in the others'.
+  const V absent = hn::Set(d8, 0x88u), zero = hn::Zero(d8);
+  const auto plane = [&](int p) HWY_ATTR {
+    return p < kResident ? hn::LoadU(d8, rows[p] + offset) : p == kResident ? absent : zero;
+  };
+  // A code's two bytes hold a digit of an even plane above one of an odd plane.
+  const auto evens = [&](V a, V b)
+                         HWY_ATTR { return hn::OrAnd(hn::AndNot(upper, b), upper, up(a)); };
+  const auto odds = [&](V a, V b)
+                        HWY_ATTR { return hn::OrAnd(hn::AndNot(upper, down(b)), upper, a); };
+  const auto finish = [&](V high, V low, float* to) HWY_ATTR {
+    high = hn::Xor(high, hn::Set(d8, 0x80u));  // - 32768, as a signed word
+    const auto put = [&](auto bytes, float* at) HWY_ATTR {
+      const auto value = hn::PromoteTo(d32, hn::BitCast(d16, bytes));
+      hn::StoreU(hn::Mul(hn::ConvertTo(d, value), hn::Set(d, step)), d, at);
+    };
+    put(hn::InterleaveLower(d8, low, high), to);
+    put(hn::InterleaveUpper(d8, low, high), to + hn::Lanes(d));
+  };
+  const V p0 = plane(0), p1 = plane(1), p2 = plane(2), p3 = plane(3);
+  finish(evens(p0, p1), evens(p2, p3), even);
+  finish(odds(p0, p1), odds(p2, p3), odd);
+}
+
+/// Decodes one row of planes, times `scale` / 32768: [head_dim], in the order that ByteAt tells.
 template <int kResident>
 void DecodeRowPermuted(int dim, const std::uint8_t* const* rows, std::size_t offset, float scale,
                        float* HWY_RESTRICT out) {
   const F32 d;
-  const I32 di;
-  const U16 d16;
-  const U8 d8;
-  const auto low = hn::Set(d16, 0x0fu);
-  const auto step = hn::Set(d, scale / 32768.0f);
+  const float step = scale / 32768.0f;
   const int half = dim / 2;
-  constexpr int kAbsentBits = (kPlanes - kResident) * kBitsPerPlane;
-  constexpr int kMidpoint = kAbsentBits == 0 ? 0 : 1 << (kAbsentBits - 1);
-  for (int j = 0; j < half; j += static_cast<int>(hn::Lanes(d))) {
-    auto even = hn::Zero(d16);
-    auto odd = hn::Zero(d16);
-    for (int p = 0; p < kResident; ++p) {
-      const auto bytes = hn::PromoteTo(d16, hn::LoadU(d8, rows[p] + offset + j));
-      even = hn::Or(hn::ShiftLeft<4>(even), hn::And(bytes, low));
-      odd = hn::Or(hn::ShiftLeft<4>(odd), hn::ShiftRight<4>(bytes));
-    }
-    const auto finish = [&](auto digits, float* to) HWY_ATTR {
-      const auto code = hn::ShiftLeft<kAbsentBits>(hn::PromoteTo(di, digits));
-      const auto value = hn::Add(code, hn::Set(di, kMidpoint - 32768));
-      hn::StoreU(hn::Mul(hn::ConvertTo(d, value), step), d, to);
-    };
-    finish(even, out + j);
-    finish(odd, out + half + j);
-  }
+  const int bytes = 2 * static_cast<int>(hn::Lanes(d));
+  int j = 0;
+  for (; j + bytes <= half; j += bytes)
+    DecodeBytes<kResident>(d, rows, offset + j, step, out + j, out + half + j);
+  const hn::CappedTag<float, 8> narrow;
+  for (; j < half; j += 2 * static_cast<int>(hn::Lanes(narrow)))
+    DecodeBytes<kResident>(narrow, rows, offset + j, step, out + j, out + half + j);
 }
 
 /// Decodes the first `tokens` rows of one side of a block.
@@ -232,8 +262,9 @@ void LoadQueries(const QueryTile& tile, int dim, Scratch& s) {
                      static_cast<std::ptrdiff_t>(column % tile.group) * dim;
     float* to = s.query + column * dim;
     for (int j = 0; j < dim / 2; ++j) {
-      to[j] = q[2 * j] * factor;
-      to[dim / 2 + j] = q[2 * j + 1] * factor;
+      const int byte = ByteAt(dim / 2, j);
+      to[j] = q[2 * byte] * factor;
+      to[dim / 2 + j] = q[2 * byte + 1] * factor;
     }
     s.maxima[column] = kNoLogit;
     s.totals[column] = 0;
@@ -274,8 +305,9 @@ void Attend(const AttentionHead& head, const QueryTile& tile, int first, int end
     float* to = partials + column * PartialFloats(dim);
     const float* sums = s.sums + column * dim;
     for (int j = 0; j < dim / 2; ++j) {
-      to[2 * j] = sums[j];
-      to[2 * j + 1] = sums[dim / 2 + j];
+      const int byte = ByteAt(dim / 2, j);
+      to[2 * byte] = sums[j];
+      to[2 * byte + 1] = sums[dim / 2 + j];
     }
     to[dim] = s.maxima[column];
     to[dim + 1] = s.totals[column];
