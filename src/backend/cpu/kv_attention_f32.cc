@@ -1,6 +1,6 @@
 // Room: backend. Attention in f32 for machines without AMX, and the merging of partial results for
 // all. Blocks are decoded into scratch in the order in which digits come apart most cheaply
-// (ByteAt); the query is permuted the same way.
+// (ForEachDim); the query is permuted the same way.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -69,29 +69,39 @@ float Exp2One(float x) {
   return hn::GetLane(Exp2(hn::Set(d, x)));
 }
 
-/// Whose dims stand at position j and dim / 2 + j of a decoded row: those of byte ByteAt(half, j)
-/// of its planes, the even one and the odd one. Bytes are interleaved within 16 of them, so that of
-/// 32 the second and third eight change places; what is left of a row is done by 16.
-int ByteAt(int half, int j) {
-  const bool wide = hn::Lanes(F32()) == 16 && j < half / 32 * 32;
-  return wide ? (j & ~24) | (j & 8) << 1 | (j & 16) >> 1 : j;
+/// A decoded row: chunks of four vectors, two of even dims, two of odd ones. Bytes are interleaved
+/// within 16 of them, so that of 32 the second and third eight change places; what is left of a row
+/// is done by shorter vectors. put(position, dim) for all.
+template <class Put>
+HWY_INLINE void ForEachDim(int dim, Put&& put) {
+  int at = 0;
+  const auto chunks = [&](auto d) HWY_ATTR {
+    const int half = 2 * static_cast<int>(hn::Lanes(d));
+    for (; at + 2 * half <= dim; at += 2 * half) {
+      for (int j = 0; j < half; ++j) {
+        const int byte = half == 32 ? (j & ~24) | (j & 8) << 1 | (j & 16) >> 1 : j;
+        put(at + j, at + 2 * byte);
+        put(at + half + j, at + 2 * byte + 1);
+      }
+    }
+  };
+  chunks(F32());
+  chunks(hn::CappedTag<float, 8>());
 }
 
-/// Decodes 2 Lanes(d) bytes of a row's planes from `offset` on: even dims to `even`, odd ones to
-/// `odd`, times `step`.
+/// What 2 Lanes(d) bytes of a row's planes from `offset` on say: codes - 32768.
+template <class D>
+struct Chunk {
+  hn::VFromD<D> part[4];
+};
+
 template <int kResident, class D>
-HWY_INLINE void DecodeBytes(D d, const std::uint8_t* const* rows, std::size_t offset, float step,
-                            float* HWY_RESTRICT even, float* HWY_RESTRICT odd) {
+HWY_INLINE Chunk<D> DecodeChunk(D d, const std::uint8_t* const* rows, std::size_t offset) {
   const hn::Rebind<std::int16_t, D> d16;
   const hn::Rebind<std::int32_t, D> d32;
   const hn::Repartition<std::uint8_t, decltype(d16)> d8;
   const hn::Repartition<std::uint16_t, decltype(d16)> words;
   using V = hn::VFromD<decltype(d8)>;
-  const auto up = [&](V v)
-                      HWY_ATTR { return hn::BitCast(d8, hn::ShiftLeft<4>(hn::BitCast(words, v))); };
-  const auto down = [&](V v) HWY_ATTR {
-    return hn::BitCast(d8, hn::ShiftRight<4>(hn::BitCast(words, v)));
-  };
   const V upper = hn::Set(d8, 0xf0u);
   // Absent planes read as the midpoint: an 8 in the first one's digit, 0 in the others'.
   const V absent = hn::Set(d8, 0x88u), zero = hn::Zero(d8);
@@ -99,77 +109,114 @@ HWY_INLINE void DecodeBytes(D d, const std::uint8_t* const* rows, std::size_t of
     return p < kResident ? hn::LoadU(d8, rows[p] + offset) : p == kResident ? absent : zero;
   };
   // A code's two bytes hold a digit of an even plane above one of an odd plane.
-  const auto evens = [&](V a, V b)
-                         HWY_ATTR { return hn::OrAnd(hn::AndNot(upper, b), upper, up(a)); };
-  const auto odds = [&](V a, V b)
-                        HWY_ATTR { return hn::OrAnd(hn::AndNot(upper, down(b)), upper, a); };
-  const auto finish = [&](V high, V low, float* to) HWY_ATTR {
-    high = hn::Xor(high, hn::Set(d8, 0x80u));  // - 32768, as a signed word
-    const auto put = [&](auto bytes, float* at) HWY_ATTR {
-      const auto value = hn::PromoteTo(d32, hn::BitCast(d16, bytes));
-      hn::StoreU(hn::Mul(hn::ConvertTo(d, value), hn::Set(d, step)), d, at);
-    };
-    put(hn::InterleaveLower(d8, low, high), to);
-    put(hn::InterleaveUpper(d8, low, high), to + hn::Lanes(d));
+  const auto evens = [&](V a, V b) HWY_ATTR {
+    const V up = hn::BitCast(d8, hn::ShiftLeft<4>(hn::BitCast(words, a)));
+    return hn::OrAnd(hn::AndNot(upper, b), upper, up);
+  };
+  const auto odds = [&](V a, V b) HWY_ATTR {
+    const V down = hn::BitCast(d8, hn::ShiftRight<4>(hn::BitCast(words, b)));
+    return hn::OrAnd(hn::AndNot(upper, down), upper, a);
+  };
+  const auto signed_floats = [&](V bytes) HWY_ATTR {
+    return hn::ConvertTo(d, hn::PromoteTo(d32, hn::BitCast(d16, bytes)));
   };
   const V p0 = plane(0), p1 = plane(1), p2 = plane(2), p3 = plane(3);
-  finish(evens(p0, p1), evens(p2, p3), even);
-  finish(odds(p0, p1), odds(p2, p3), odd);
+  const V sign = hn::Set(d8, 0x80u);
+  const V even_high = hn::Xor(evens(p0, p1), sign), even_low = evens(p2, p3);
+  const V odd_high = hn::Xor(odds(p0, p1), sign), odd_low = odds(p2, p3);
+  return {{signed_floats(hn::InterleaveLower(d8, even_low, even_high)),
+           signed_floats(hn::InterleaveUpper(d8, even_low, even_high)),
+           signed_floats(hn::InterleaveLower(d8, odd_low, odd_high)),
+           signed_floats(hn::InterleaveUpper(d8, odd_low, odd_high))}};
 }
 
-/// Decodes one row of planes, times `scale` / 32768: [head_dim], in the order that ByteAt tells.
+/// One row of planes as DecodeChunk gives it: [head_dim], in ForEachDim's order.
 template <int kResident>
-void DecodeRowPermuted(int dim, const std::uint8_t* const* rows, std::size_t offset, float scale,
+void DecodeRowPermuted(int dim, const std::uint8_t* const* rows, std::size_t offset,
                        float* HWY_RESTRICT out) {
-  const F32 d;
-  const float step = scale / 32768.0f;
-  const int half = dim / 2;
-  const int bytes = 2 * static_cast<int>(hn::Lanes(d));
-  int j = 0;
-  for (; j + bytes <= half; j += bytes)
-    DecodeBytes<kResident>(d, rows, offset + j, step, out + j, out + half + j);
-  const hn::CappedTag<float, 8> narrow;
-  for (; j < half; j += 2 * static_cast<int>(hn::Lanes(narrow)))
-    DecodeBytes<kResident>(narrow, rows, offset + j, step, out + j, out + half + j);
+  int at = 0;
+  const auto decode = [&](auto d) HWY_ATTR {
+    const int lanes = static_cast<int>(hn::Lanes(d));
+    for (; at + 4 * lanes <= dim; at += 4 * lanes) {
+      const auto chunk = DecodeChunk<kResident>(d, rows, offset + at / 2);
+      for (int i = 0; i < 4; ++i) hn::StoreU(chunk.part[i], d, out + at + i * lanes);
+    }
+  };
+  decode(F32());
+  decode(hn::CappedTag<float, 8>());
 }
 
-/// Decodes the first `tokens` rows of one side of a block.
-void DecodeBlock(const AttentionHead& head, const std::array<PageId, kPlanes>& pages, int tokens,
-                 float* out) {
-  const int planes = ResidentPlanes(pages);
+/// One side of one block: where its planes' rows lie, and what a code of each token counts.
+struct Side {
   const std::uint8_t* rows[kPlanes] = {};
-  for (int p = 0; p < planes; ++p) rows[p] = head.Rows(pages[p]);
-  const std::uint16_t* scales = head.Scales(pages[0]);
-  const int dim = head.head_dim;
-  for (int t = 0; t < tokens; ++t) {
-    const std::size_t offset = static_cast<std::size_t>(t) * dim / 2;
-    const float scale = Bf16ToFloat(scales[t]);
-    float* to = out + static_cast<std::ptrdiff_t>(t) * dim;
-    switch (planes) {
-      case 1:
-        DecodeRowPermuted<1>(dim, rows, offset, scale, to);
-        break;
-      case 2:
-        DecodeRowPermuted<2>(dim, rows, offset, scale, to);
-        break;
-      case 3:
-        DecodeRowPermuted<3>(dim, rows, offset, scale, to);
-        break;
-      default:
-        DecodeRowPermuted<4>(dim, rows, offset, scale, to);
-        break;
+  int planes = 0;
+  /// scale / 32768; NaN for infinite ones, which must show, and not be minus infinity in a softmax.
+  alignas(64) float steps[kBlockTokens];
+
+  Side(const AttentionHead& head, const std::array<PageId, kPlanes>& pages)
+      : planes(ResidentPlanes(pages)) {
+    for (int p = 0; p < planes; ++p) rows[p] = head.Rows(pages[p]);
+    const std::uint16_t* scales = head.Scales(pages[0]);
+    for (int t = 0; t < kBlockTokens; ++t) {
+      const float step = Bf16ToFloat(scales[t]) / 32768.0f;
+      steps[t] = step + (step - step);
     }
   }
+};
+
+/// CALL<planes> with the run-time number made a constant.
+#define PLIANT_SWITCH_PLANES(planes, CALL) \
+  switch (planes) {                        \
+    case 1:                                \
+      CALL(1);                             \
+      break;                               \
+    case 2:                                \
+      CALL(2);                             \
+      break;                               \
+    case 3:                                \
+      CALL(3);                             \
+      break;                               \
+    default:                               \
+      CALL(4);                             \
+      break;                               \
+  }
+
+/// Decodes the first `tokens` rows, without their steps.
+void DecodeBlock(int dim, const Side& side, int tokens, float* out) {
+  for (int t = 0; t < tokens; ++t) {
+    const std::size_t offset = static_cast<std::size_t>(t) * dim / 2;
+    float* to = out + static_cast<std::ptrdiff_t>(t) * dim;
+#define PLIANT_DECODE(PLANES) DecodeRowPermuted<PLANES>(dim, side.rows, offset, to)
+    PLIANT_SWITCH_PLANES(side.planes, PLIANT_DECODE)
+#undef PLIANT_DECODE
+  }
+}
+
+/// The sums of the lanes of four vectors, times `steps`.
+template <class V>
+HWY_INLINE void SumFour(V a0, V a1, V a2, V a3, const float* steps, float* to) {
+  const F32 d;
+  const hn::Repartition<double, F32> pairs;
+  const F32x4 d4;
+  alignas(64) float blocks[16];
+  const auto s01 =
+      hn::BitCast(pairs, hn::Add(hn::InterleaveLower(d, a0, a1), hn::InterleaveUpper(d, a0, a1)));
+  const auto s23 =
+      hn::BitCast(pairs, hn::Add(hn::InterleaveLower(d, a2, a3), hn::InterleaveUpper(d, a2, a3)));
+  const auto sum = hn::Add(hn::BitCast(d, hn::InterleaveLower(pairs, s01, s23)),
+                           hn::BitCast(d, hn::InterleaveUpper(pairs, s01, s23)));
+  hn::Store(sum, d, blocks);
+  auto four = hn::Load(d4, blocks);
+  for (int b = 4; b < static_cast<int>(hn::Lanes(d)); b += 4)
+    four = hn::Add(four, hn::Load(d4, blocks + b));
+  hn::Store(hn::Mul(four, hn::Load(d4, steps)), d4, to);
 }
 
 /// logits[t] = q . key[t] for 32 tokens, four at a time so that sums across lanes are shared.
 void Dots(int dim, const float* HWY_RESTRICT q, const float* HWY_RESTRICT key,
-          float* HWY_RESTRICT logits) {
+          const float* HWY_RESTRICT steps, float* HWY_RESTRICT logits) {
   const F32 d;
-  const hn::Repartition<double, F32> pairs;
-  const F32x4 d4;
   const int lanes = static_cast<int>(hn::Lanes(d));
-  alignas(64) float blocks[16];
   for (int t = 0; t < kBlockTokens; t += 4) {
     const float* k = key + static_cast<std::ptrdiff_t>(t) * dim;
     auto a0 = hn::Zero(d), a1 = hn::Zero(d), a2 = hn::Zero(d), a3 = hn::Zero(d);
@@ -180,21 +227,12 @@ void Dots(int dim, const float* HWY_RESTRICT q, const float* HWY_RESTRICT key,
       a2 = hn::MulAdd(v, hn::Load(d, k + 2 * dim + i), a2);
       a3 = hn::MulAdd(v, hn::Load(d, k + 3 * dim + i), a3);
     }
-    const auto s01 =
-        hn::BitCast(pairs, hn::Add(hn::InterleaveLower(d, a0, a1), hn::InterleaveUpper(d, a0, a1)));
-    const auto s23 =
-        hn::BitCast(pairs, hn::Add(hn::InterleaveLower(d, a2, a3), hn::InterleaveUpper(d, a2, a3)));
-    const auto sum = hn::Add(hn::BitCast(d, hn::InterleaveLower(pairs, s01, s23)),
-                             hn::BitCast(d, hn::InterleaveUpper(pairs, s01, s23)));
-    hn::Store(sum, d, blocks);
-    auto four = hn::Load(d4, blocks);
-    for (int b = 4; b < lanes; b += 4) four = hn::Add(four, hn::Load(d4, blocks + b));
-    hn::Store(four, d4, logits + t);
+    SumFour(a0, a1, a2, a3, steps + t, logits + t);
   }
 }
 
-/// sums = sums * keep + sum over t < tokens of weights[t] * value[t]. Later rows are not read: they
-/// may hold anything, and 0 * NaN is NaN.
+/// sums = sums * keep + sum over t < tokens of weights[t] * value[t]; a weight has the value's step
+/// in it. Later rows are not read: they may hold anything, and 0 * NaN is NaN.
 void Accumulate(int dim, int tokens, float keep, const float* HWY_RESTRICT weights,
                 const float* HWY_RESTRICT value, float* HWY_RESTRICT sums) {
   const F32 d;
@@ -230,13 +268,13 @@ void Accumulate(int dim, int tokens, float keep, const float* HWY_RESTRICT weigh
   }
 }
 
-/// One column over one decoded block of which it sees the first `visible` tokens. Its logits go to
-/// `seen` if there is such.
-void AttendColumn(int dim, int column, int visible, Scratch& s, float* seen) {
+/// Softmax of one column over one block, of which it sees the first `visible` tokens: turns its
+/// logits into weights times the values' steps. Returns what is to be kept of the sums so far. The
+/// logits go to `seen` too, if there is such.
+float Weigh(int column, int visible, const float* value_steps, Scratch& s,
+            float* HWY_RESTRICT logits, float* seen) {
   const F32 d;
   const int lanes = static_cast<int>(hn::Lanes(d));
-  alignas(64) float logits[kBlockTokens];
-  Dots(dim, s.query + column * dim, s.key, logits);
   for (int t = visible; t < kBlockTokens; ++t) logits[t] = -std::numeric_limits<float>::infinity();
   if (seen != nullptr) std::copy_n(logits, kBlockTokens, seen);
   auto largest = hn::Set(d, s.maxima[column]);
@@ -246,13 +284,149 @@ void AttendColumn(int dim, int column, int visible, Scratch& s, float* seen) {
   auto total = hn::Zero(d);
   for (int t = 0; t < kBlockTokens; t += lanes) {
     const auto weight = Exp2(hn::Sub(hn::Load(d, logits + t), base));
-    hn::Store(weight, d, logits + t);
+    hn::Store(hn::Mul(weight, hn::Load(d, value_steps + t)), d, logits + t);
     total = hn::Add(total, weight);
   }
   const float keep = Exp2One(s.maxima[column] - maximum);
   s.maxima[column] = maximum;
   s.totals[column] = s.totals[column] * keep + hn::GetLane(hn::SumOfLanes(d, total));
-  Accumulate(dim, visible, keep, logits, s.value, s.sums + column * dim);
+  return keep;
+}
+
+// ---- one row, few heads: keys and values go from their digits into sums without a stop in memory.
+// Every sum is added up in the same order as by Dots and Accumulate.
+
+constexpr int kFewColumns = 4;
+
+bool TakesFewColumns(int dim, const QueryTile& tile) {
+  // Sums and a chunk need 20 registers of the 32 that only AVX-512 has.
+  return hn::Lanes(F32()) == 16 && dim % 64 == 0 && tile.rows == 1 && tile.Columns() <= kFewColumns;
+}
+
+/// logits[column][t] for the first `tokens` tokens, and up to three more.
+template <int kColumns, int kResident>
+void KeyDots(int dim, const Side& keys, int tokens, const float* HWY_RESTRICT query,
+             float* HWY_RESTRICT logits) {
+  const F32 d;
+  const int lanes = static_cast<int>(hn::Lanes(d));
+  for (int t = 0; t < tokens; t += 4) {
+    hn::VFromD<F32> sums[kColumns][4];
+    for (int c = 0; c < kColumns; ++c) {
+      for (int i = 0; i < 4; ++i) sums[c][i] = hn::Zero(d);
+    }
+    for (int at = 0; at < dim; at += 4 * lanes) {
+      for (int i = 0; i < 4; ++i) {
+        const auto key =
+            DecodeChunk<kResident>(d, keys.rows, (static_cast<std::size_t>(t + i) * dim + at) / 2);
+        for (int c = 0; c < kColumns; ++c) {
+          const float* q = query + c * dim + at;
+          for (int v = 0; v < 4; ++v)
+            sums[c][i] = hn::MulAdd(hn::Load(d, q + v * lanes), key.part[v], sums[c][i]);
+        }
+      }
+    }
+    for (int c = 0; c < kColumns; ++c) {
+      SumFour(sums[c][0], sums[c][1], sums[c][2], sums[c][3], keys.steps + t,
+              logits + c * kBlockTokens + t);
+    }
+  }
+}
+
+/// As Accumulate, for all columns: weights [columns][32], sums [columns][dim].
+template <int kColumns, int kResident>
+void ValueSums(int dim, const Side& values, int tokens, const float* keep,
+               const float* HWY_RESTRICT weights, float* HWY_RESTRICT sums) {
+  const F32 d;
+  const int lanes = static_cast<int>(hn::Lanes(d));
+  for (int at = 0; at < dim; at += 4 * lanes) {
+    hn::VFromD<F32> sum[kColumns][4];
+    for (int c = 0; c < kColumns; ++c) {
+      for (int v = 0; v < 4; ++v)
+        sum[c][v] = hn::Mul(hn::Load(d, sums + c * dim + at + v * lanes), hn::Set(d, keep[c]));
+    }
+    for (int t = 0; t < tokens; ++t) {
+      const auto value =
+          DecodeChunk<kResident>(d, values.rows, (static_cast<std::size_t>(t) * dim + at) / 2);
+      for (int c = 0; c < kColumns; ++c) {
+        const auto w = hn::Set(d, weights[c * kBlockTokens + t]);
+        for (int v = 0; v < 4; ++v) sum[c][v] = hn::MulAdd(w, value.part[v], sum[c][v]);
+      }
+    }
+    for (int c = 0; c < kColumns; ++c) {
+      for (int v = 0; v < 4; ++v) hn::Store(sum[c][v], d, sums + c * dim + at + v * lanes);
+    }
+  }
+}
+
+/// One block; `tokens` of it are seen. seen: [column][kSplitTokens] or null.
+template <int kColumns>
+void AttendFew(const AttentionHead& head, const BlockView& block, int tokens, Scratch& s,
+               float* seen) {
+  const int dim = head.head_dim;
+  alignas(64) float logits[kColumns * kBlockTokens];
+  const Side keys(head, block.k);
+#define PLIANT_KEY_DOTS(PLANES) KeyDots<kColumns, PLANES>(dim, keys, tokens, s.query, logits)
+  PLIANT_SWITCH_PLANES(keys.planes, PLIANT_KEY_DOTS)
+#undef PLIANT_KEY_DOTS
+  if (head.keys_only) {
+    for (int c = 0; c < kColumns; ++c)
+      std::copy_n(logits + c * kBlockTokens, kBlockTokens, seen + c * kSplitTokens);
+    return;
+  }
+  const Side values(head, block.v);
+  float keep[kColumns];
+  for (int c = 0; c < kColumns; ++c) {
+    keep[c] = Weigh(c, tokens, values.steps, s, logits + c * kBlockTokens,
+                    seen == nullptr ? nullptr : seen + c * kSplitTokens);
+  }
+#define PLIANT_VALUE_SUMS(PLANES) \
+  ValueSums<kColumns, PLANES>(dim, values, tokens, keep, logits, s.sums)
+  PLIANT_SWITCH_PLANES(values.planes, PLIANT_VALUE_SUMS)
+#undef PLIANT_VALUE_SUMS
+}
+
+void AttendFewColumns(const AttentionHead& head, const QueryTile& tile, const BlockView& block,
+                      int tokens, Scratch& s, float* seen) {
+  switch (tile.Columns()) {
+    case 1:
+      return AttendFew<1>(head, block, tokens, s, seen);
+    case 2:
+      return AttendFew<2>(head, block, tokens, s, seen);
+    case 3:
+      return AttendFew<3>(head, block, tokens, s, seen);
+    default:
+      return AttendFew<kFewColumns>(head, block, tokens, s, seen);
+  }
+}
+
+// ---- any tile
+
+/// One decoded block.
+void AttendBlock(const AttentionHead& head, const QueryTile& tile, int at, int tokens, Scratch& s,
+                 float* seen) {
+  const int dim = head.head_dim;
+  const BlockView& block = head.blocks[at / kBlockTokens];
+  const Side keys(head, block.k);
+  DecodeBlock(dim, keys, tokens, s.key);
+  alignas(64) float logits[kBlockTokens];
+  if (head.keys_only) {
+    for (int column = 0; column < tile.Columns(); ++column) {
+      Dots(dim, s.query + column * dim, s.key, keys.steps, logits);
+      std::copy_n(logits, kBlockTokens, seen + column * kSplitTokens);
+    }
+    return;
+  }
+  const Side values(head, block.v);
+  DecodeBlock(dim, values, tokens, s.value);
+  for (int column = 0; column < tile.Columns(); ++column) {
+    const int position = tile.first_position + column / tile.group;
+    const int visible = std::min(tokens, position + 1 - at);
+    if (visible <= 0) continue;
+    Dots(dim, s.query + column * dim, s.key, keys.steps, logits);
+    const float keep = Weigh(column, visible, values.steps, s, logits,
+                             seen == nullptr ? nullptr : seen + column * kSplitTokens);
+    Accumulate(dim, visible, keep, logits, s.value, s.sums + column * dim);
+  }
 }
 
 void LoadQueries(const QueryTile& tile, int dim, Scratch& s) {
@@ -261,11 +435,7 @@ void LoadQueries(const QueryTile& tile, int dim, Scratch& s) {
     const float* q = tile.query + column / tile.group * tile.query_stride +
                      static_cast<std::ptrdiff_t>(column % tile.group) * dim;
     float* to = s.query + column * dim;
-    for (int j = 0; j < dim / 2; ++j) {
-      const int byte = ByteAt(dim / 2, j);
-      to[j] = q[2 * byte] * factor;
-      to[dim / 2 + j] = q[2 * byte + 1] * factor;
-    }
+    ForEachDim(dim, [&](int position, int from) HWY_ATTR { to[position] = q[from] * factor; });
     s.maxima[column] = kNoLogit;
     s.totals[column] = 0;
     std::fill_n(s.sums + column * dim, dim, 0.0f);
@@ -277,38 +447,23 @@ void Attend(const AttentionHead& head, const QueryTile& tile, int first, int end
   Scratch& s = *reinterpret_cast<Scratch*>(scratch);
   const int dim = head.head_dim;
   LoadQueries(tile, dim, s);
+  const bool few = TakesFewColumns(dim, tile);
   for (int at = first; at < end; at += kBlockTokens) {
     const BlockView& block = head.blocks[at / kBlockTokens];
     if (!block.k[0].valid() || (!block.v[0].valid() && !head.keys_only)) continue;
     const int tokens = std::min(kBlockTokens, end - at);
     float* seen = tile.logits == nullptr ? nullptr : tile.logits + (at - first);
-    DecodeBlock(head, block.k, tokens, s.key);
-    if (head.keys_only) {
-      for (int column = 0; column < tile.Columns(); ++column) {
-        alignas(64) float logits[kBlockTokens];
-        Dots(dim, s.query + column * dim, s.key, logits);
-        std::copy_n(logits, kBlockTokens, seen + column * kSplitTokens);
-      }
-      continue;
-    }
-    DecodeBlock(head, block.v, tokens, s.value);
-    for (int column = 0; column < tile.Columns(); ++column) {
-      const int position = tile.first_position + column / tile.group;
-      const int visible = std::min(tokens, position + 1 - at);
-      if (visible <= 0) continue;
-      AttendColumn(dim, column, visible, s,
-                   seen == nullptr ? nullptr : seen + column * kSplitTokens);
+    if (few) {
+      AttendFewColumns(head, tile, block, tokens, s, seen);
+    } else {
+      AttendBlock(head, tile, at, tokens, s, seen);
     }
   }
   if (head.keys_only) return;
   for (int column = 0; column < tile.Columns(); ++column) {
     float* to = partials + column * PartialFloats(dim);
     const float* sums = s.sums + column * dim;
-    for (int j = 0; j < dim / 2; ++j) {
-      const int byte = ByteAt(dim / 2, j);
-      to[2 * byte] = sums[j];
-      to[2 * byte + 1] = sums[dim / 2 + j];
-    }
+    ForEachDim(dim, [&](int position, int back) HWY_ATTR { to[back] = sums[position]; });
     to[dim] = s.maxima[column];
     to[dim + 1] = s.totals[column];
   }
