@@ -15,13 +15,13 @@ import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 DATA = os.path.join(ROOT, "tests/data")
-GONE = ["--no-returns", "--keep-last", "2"]
+GONE = ["--no-returns", "--keep-last", "2", "--redundancy", "16"]
+DIVERGENCE = ["--capacity", "2", "--from-prompt", "--grow", "--grow-signal", "divergence", "--grow-above"]
 FAMILIES = {
     "whole cache": [("16/16", [])],
     "recent tokens": [("16/16", [*GONE[:1], "--capacity", str(n), "--keep-last", str(n - 2)]) for n in (24, 48)],
-    "fixed budget": [("16/16", [*GONE, "--capacity", str(n), "--redundancy", "8"]) for n in (16, 24, 32, 48)],
-    "grows by divergence": [("16/16", [*GONE, "--capacity", "2", "--from-prompt", "--grow", "--grow-signal", "divergence",
-                                       "--grow-above", at, "--redundancy", "8"]) for at in ("0.03", "0.02", "0.01")],
+    "fixed budget": [("16/16", [*GONE, "--capacity", str(n)]) for n in (16, 21, 25, 32, 38, 48)],
+    "grows by divergence": [("16/16", [*GONE, *DIVERGENCE, at]) for at in ("0.04", "0.03", "0.025", "0.02")],
     "returns": [(state, ["--capacity", str(n), "--grow"]) for state, n in (("8/4", 4), ("8/4", 6), ("8/8", 6), ("16/16", 6))],
 }
 COLORS = {"whole cache": "#555555", "recent tokens": "#b0703a", "fixed budget": "#3a6fb0", "grows by divergence": "#8a4fb0",

@@ -30,6 +30,10 @@ RetainedHistory::RetainedHistory(const KvGeometry& geometry, int heads,
   long_mean_.resize(queries * geometry.head_dim);
   query_seen_.resize(queries);
   for (Unit& unit : units_) unit.key_sum.resize(geometry.head_dim);
+  for (int differ = 0; differ <= geometry.head_dim; ++differ) {
+    weight_at_.push_back(WeightAt(std::cos(std::numbers::pi_v<float> * static_cast<float>(differ) /
+                                           static_cast<float>(geometry.head_dim))));
+  }
 }
 
 void RetainedHistory::Reserve(std::int64_t tokens) {
@@ -39,8 +43,8 @@ void RetainedHistory::Reserve(std::int64_t tokens) {
   for (Unit& unit : units_) {
     unit.kept.resize(blocks);
     unit.score.resize(size);
-    unit.distance.resize(size, static_cast<std::uint16_t>(geometry_.head_dim));
-    unit.sketch.resize(size * words_);
+    unit.weight.resize(size, 1.0f);
+    if (options_.returns) unit.signs.resize(size * words_);
   }
 }
 
@@ -56,14 +60,18 @@ void RetainedHistory::AddToMean(int unit, std::span<const float> keys) {
 
 void RetainedHistory::NoteKeys(int unit, std::span<const float> keys) {
   Unit& u = units_[unit];
+  PLIANT_CHECK(keys.size() == static_cast<std::size_t>(kBlockTokens) * geometry_.head_dim &&
+                   (noted_ + 1) * kBlockTokens <= static_cast<std::int32_t>(u.score.size()),
+               "keys of one block, with room for it");
+  options_.returns ? NoteSigns(u, keys) : NoteExactly(u, keys);
+}
+
+void RetainedHistory::NoteSigns(Unit& u, std::span<const float> keys) {
   const int dim = geometry_.head_dim;
   const std::int32_t first = noted_ * kBlockTokens;
-  PLIANT_CHECK(keys.size() == static_cast<std::size_t>(kBlockTokens) * dim &&
-                   first + kBlockTokens <= static_cast<std::int32_t>(u.score.size()),
-               "keys of one block, with room for it");
   const double share = u.keys_summed > 0 ? 1.0 / static_cast<double>(u.keys_summed) : 0.0;
   for (int t = 0; t < kBlockTokens; ++t) {
-    std::uint64_t* signs = u.sketch.data() + static_cast<std::size_t>(first + t) * words_;
+    std::uint64_t* signs = u.signs.data() + static_cast<std::size_t>(first + t) * words_;
     for (int c = 0; c < dim; ++c) {
       const bool above = keys[static_cast<std::size_t>(t) * dim + c] > u.key_sum[c] * share;
       signs[c / 64] |= std::uint64_t{above} << (c % 64);
@@ -71,18 +79,58 @@ void RetainedHistory::NoteKeys(int unit, std::span<const float> keys) {
   }
   // Who of the older ones is nearly repeated? What was dropped has no say and is not asked.
   const auto compare = [&](std::int32_t old) {
-    const std::uint64_t* a = u.sketch.data() + static_cast<std::size_t>(old) * words_;
-    int nearest = u.distance[old];
+    const std::uint64_t* a = u.signs.data() + static_cast<std::size_t>(old) * words_;
+    int nearest = dim;
     for (std::int32_t t = std::max(first, old + 1); t < first + kBlockTokens; ++t) {
-      const std::uint64_t* b = u.sketch.data() + static_cast<std::size_t>(t) * words_;
+      const std::uint64_t* b = u.signs.data() + static_cast<std::size_t>(t) * words_;
       int differ = 0;
       for (int w = 0; w < words_; ++w) differ += std::popcount(a[w] ^ b[w]);
       nearest = std::min(nearest, differ);
     }
-    u.distance[old] = static_cast<std::uint16_t>(nearest);
+    u.weight[old] = std::min(u.weight[old], weight_at_[nearest]);
   };
   for (const std::int32_t token : u.kept_token) compare(token);
   for (std::int32_t t = frontier_ * kBlockTokens; t < first + kBlockTokens; ++t) compare(t);
+}
+
+void RetainedHistory::NoteExactly(Unit& u, std::span<const float> keys) {
+  const std::size_t dim = static_cast<std::size_t>(geometry_.head_dim);
+  const double share = u.keys_summed > 0 ? 1.0 / static_cast<double>(u.keys_summed) : 0.0;
+  std::vector<std::int16_t> fresh(kBlockTokens * dim), old(dim);  // wide, as products are
+  std::vector<float> row(dim);
+  for (std::size_t t = 0; t < kBlockTokens; ++t) {
+    float most = 0, squares = 0;
+    for (std::size_t c = 0; c < dim; ++c) {
+      row[c] = keys[t * dim + c] - static_cast<float>(u.key_sum[c] * share);
+      most = std::max(most, std::abs(row[c]));
+    }
+    const float step = most > 0 ? 127 / most : 0;
+    for (std::size_t c = 0; c < dim; ++c) {
+      const float code = std::nearbyint(row[c] * step);
+      fresh[t * dim + c] = static_cast<std::int16_t>(code);
+      u.whole_keys.codes.push_back(static_cast<std::int8_t>(code));
+      squares += code * code;
+    }
+    u.whole_keys.inverse_norm.push_back(squares > 0 ? 1 / std::sqrt(squares) : 0);
+  }
+  const float* norms = &u.whole_keys.inverse_norm[u.whole_keys.inverse_norm.size() - kBlockTokens];
+  // What is older, and of the block itself what comes before: `from` is the first that is later.
+  const auto compare = [&](const Keys& table, std::size_t at, std::int32_t token, int from) {
+    std::copy_n(table.codes.begin() + static_cast<std::ptrdiff_t>(at * dim), dim, old.begin());
+    float nearest = 0;
+    for (std::size_t t = static_cast<std::size_t>(from); t < kBlockTokens; ++t) {
+      std::int32_t dot = 0;
+      for (std::size_t c = 0; c < dim; ++c)
+        dot += std::int32_t{old[c]} * std::int32_t{fresh[t * dim + c]};
+      nearest = std::max(nearest, static_cast<float>(dot) * norms[t]);
+    }
+    if (nearest > 0)
+      u.weight[token] = std::min(u.weight[token], WeightAt(nearest * table.inverse_norm[at]));
+  };
+  for (std::size_t s = 0; s < u.kept_token.size(); ++s) compare(u.slot_keys, s, u.kept_token[s], 0);
+  const std::int32_t first = noted_ * kBlockTokens;
+  for (std::int32_t t = frontier_ * kBlockTokens; t < first + kBlockTokens; ++t)
+    compare(u.whole_keys, t - frontier_ * kBlockTokens, t, std::max(t + 1 - first, 0));
 }
 
 void RetainedHistory::NoteQuery(int layer, int head, const float* query) {
@@ -118,17 +166,35 @@ double RetainedHistory::Divergence() const {
 
 // ---- what stays
 
+float RetainedHistory::WeightAt(float likeness) const {
+  return std::pow(1 - std::clamp(likeness, 0.0f, 1.0f), options_.redundancy);
+}
+
 float RetainedHistory::Use(const Unit& unit, std::int32_t token) const {
-  const float angle =
-      std::numbers::pi_v<float> * unit.distance[token] / static_cast<float>(geometry_.head_dim);
-  const float likeness = std::max(std::cos(angle), 0.0f);
-  const float use = unit.score[token] * std::pow(1 - likeness, options_.redundancy);
+  const float use = unit.score[token] * unit.weight[token];
   return use >= 0 ? use : 0;  // no NaN: uses are sorted
 }
 
 void RetainedHistory::Place(Unit& unit, std::int32_t token, std::int32_t slot) {
   unit.kept_token[slot] = token;
   unit.kept[token / kBlockTokens] |= 1u << (token % kBlockTokens);
+  if (options_.returns) return;
+  const std::int32_t row = token - frontier_ * kBlockTokens;
+  PLIANT_CHECK(row >= 0 && frontier_ < noted_, "what is kept for good comes from a noted block");
+  std::copy_n(unit.whole_keys.codes.begin() + std::ptrdiff_t{row} * geometry_.head_dim,
+              geometry_.head_dim,
+              unit.slot_keys.codes.begin() + std::ptrdiff_t{slot} * geometry_.head_dim);
+  unit.slot_keys.inverse_norm[slot] = unit.whole_keys.inverse_norm[row];
+}
+
+void RetainedHistory::ForgetOldestWhole() {
+  if (options_.returns) return;
+  for (Unit& unit : units_) {
+    Keys& keys = unit.whole_keys;
+    keys.codes.erase(keys.codes.begin(),
+                     keys.codes.begin() + std::ptrdiff_t{kBlockTokens} * geometry_.head_dim);
+    keys.inverse_norm.erase(keys.inverse_norm.begin(), keys.inverse_norm.begin() + kBlockTokens);
+  }
 }
 
 namespace {
@@ -175,6 +241,10 @@ void RetainedHistory::DropIntoNewBlock(int unit, std::vector<Move>& moves) {
   Unit& u = units_[unit];
   moves.clear();
   u.kept_token.resize(u.kept_token.size() + kBlockTokens);
+  if (!options_.returns) {
+    u.slot_keys.codes.resize(u.kept_token.size() * geometry_.head_dim);
+    u.slot_keys.inverse_norm.resize(u.kept_token.size());
+  }
   for (int t = 0; t < kBlockTokens; ++t) {
     const Move move = {frontier_ * kBlockTokens + t, kept_blocks_ * kBlockTokens + t};
     Place(u, move.token, move.slot);

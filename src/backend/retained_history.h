@@ -10,9 +10,12 @@
 // give more than return_weight of its attention comes back, exactly, before the head attends, and
 // as many kept tokens of least use leave.
 //
-// Use of a token: its attention so far (mean over the query heads of the group), times
-// (1 - r)^redundancy, r its likeness to the most similar later key (before RoPE, around the mean of
-// the prompt's keys), told by the angle between signs (simhash: Charikar, STOC 2002).
+// Use of a token: its attention so far (mean over the query heads of the group), times its weight
+// (1 - r)^redundancy, r its likeness to the most similar later key: the cosine before RoPE, around
+// the mean of the prompt's keys. With returns it is told by the angle between signs (simhash:
+// Charikar, STOC 2002), which is cheap, and a mistake comes back. Without, keys of 8 bits are kept
+// of all that takes part, head_dim + 4 bytes a token and unit, and a block that fills costs
+// 64 * head_dim operations for each token of a unit that takes part.
 //
 // Threads: one owner; during a step different units may be handled by different threads.
 #pragma once
@@ -94,11 +97,14 @@ class RetainedHistory {
   /// What block frontier() becomes when it is dropped, for one unit: its tokens that are kept go to
   /// the slots of kept tokens of less use. Fills `moves`. All units, then EndDrop.
   void Drop(int unit, std::vector<Move>& moves);
-  void EndDrop() { ++frontier_; }
+  void EndDrop() {
+    ForgetOldestWhole();
+    ++frontier_;
+  }
   /// The same with one more kept block, which takes all of block frontier().
   void DropIntoNewBlock(int unit, std::vector<Move>& moves);
   void EndDropIntoNewBlock() {
-    ++frontier_;
+    EndDrop();
     ++kept_blocks_;
   }
   std::span<const std::int32_t> KeptTokens(int unit) const { return units_[unit].kept_token; }
@@ -120,8 +126,8 @@ class RetainedHistory {
 
   // ---- for reports and tests
   float score(int unit, std::int32_t token) const { return units_[unit].score[token]; }
-  /// Signs that differ between a token's key and the most similar later one's.
-  int distance(int unit, std::int32_t token) const { return units_[unit].distance[token]; }
+  /// (1 - likeness to the most similar later key)^redundancy.
+  float weight(int unit, std::int32_t token) const { return units_[unit].weight[token]; }
   // Sums over units.
   std::int64_t dropped_tokens() const;  // now
   std::int64_t returned_pages() const;  // so far
@@ -129,26 +135,35 @@ class RetainedHistory {
   std::int64_t lost_pages() const;
 
  private:
+  /// Keys around their mean, rounded to 8 bits of the largest channel.
+  struct Keys {
+    std::vector<std::int8_t> codes;   // [rows][head_dim]
+    std::vector<float> inverse_norm;  // [rows], of the codes
+  };
   struct Unit {
     std::vector<std::int32_t> kept_token;  // by slot
     std::vector<std::uint32_t> kept;       // by block
-    std::vector<float> score;              // by token
-    std::vector<std::uint16_t>
-        distance;                       // by token: signs that differ from the nearest later key's
-    std::vector<std::uint64_t> sketch;  // [token][words_]: signs
-    std::vector<double> key_sum;        // [head_dim]
+    std::vector<float> score, weight;      // by token
+    std::vector<std::uint64_t> signs;      // [token][words_]; with returns only
+    Keys slot_keys, whole_keys;            // by slot; of tokens from frontier() on. Else empty.
+    std::vector<double> key_sum;           // [head_dim]
     std::int64_t keys_summed = 0;
     std::vector<std::int32_t> lost;  // pages
     std::int64_t returned_pages = 0, returned_tokens = 0;
   };
   float Use(const Unit& unit, std::int32_t token) const;
+  float WeightAt(float likeness) const;
   void Place(Unit& unit, std::int32_t token, std::int32_t slot);
+  void NoteSigns(Unit& unit, std::span<const float> keys);
+  void NoteExactly(Unit& unit, std::span<const float> keys);
+  void ForgetOldestWhole();
 
   KvGeometry geometry_;
   int heads_;
   RetentionOptions options_;
   std::shared_ptr<RowSource> source_;
   int words_;
+  std::vector<float> weight_at_;  // by the number of signs that differ
   std::vector<Unit> units_;
   std::vector<float> short_mean_, long_mean_;  // [layers][heads][head_dim] of queries
   std::vector<std::uint8_t> query_seen_;       // [layers][heads]

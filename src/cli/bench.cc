@@ -336,6 +336,8 @@ void AddHistoryFlags(CLI::App& app, ReckonerOptions& problems) {
       ->transform(CLI::CheckedTransformer(signals, CLI::ignore_case));
   app.add_option("--grow-above", history.grow_above, "It grows when the signal is above this")
       ->capture_default_str();
+  app.add_flag("--courses", problems.courses,
+               "Answers and the signals that they met go into --json (bench/demand.py)");
   app.add_flag("!--no-returns", retention.returns, "Dropped tokens are gone for good");
   app.add_option("--return-weight", retention.return_weight,
                  "Attention above which a page of dropped tokens returns")
@@ -399,7 +401,6 @@ Command AddBenchQuality(CLI::App& app) {
   app.add_option("--slots", flags->problems.slots, "Problems solved together")
       ->capture_default_str()
       ->check(CLI::Range(1, 512));
-  HistoryOptions& history = flags->problems.history;
   app.add_option(
          "--capacity", flags->problems.capacity,
          "Blocks of 32 tokens of a problem's history that take part while it is solved; 0: all")

@@ -251,15 +251,8 @@ Status SetHistory(const EngineFlags& flags, HistoryOptions* history) {
   Result<Capacity> parsed = ParseCapacity(capacity);
   if (!parsed.ok()) return parsed.status().WithContext("--kv-capacity");
   history->default_capacity = *parsed;
-  history->retention.returns = !flags.no_kv_returns;
-  if (flags.policy == "growpage" || flags.policy == "budget") {
-    // The published form: what is dropped is gone, and the divergence of queries lets it grow.
-    history->retention.returns = false;
-    history->retention.redundancy = 4;
-    history->growth = GrowthSignal::kDivergence;
-    history->grow_above = 0.025f;
-    history->start_from_prompt = true;
-    history->start_blocks = 2;
+  if (flags.no_kv_returns || flags.policy == "growpage" || flags.policy == "budget") {
+    *history = DroppingForGood(*history);
   }
   const std::string kept = flags.kv_kept_bits != "auto" ? flags.kv_kept_bits
                            : history->retention.returns ? "8/4"

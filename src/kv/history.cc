@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <string>
+#include <utility>
 
 #include "backend/plane_code.h"
 #include "base/check.h"
@@ -22,6 +23,17 @@ Result<Capacity> ParseCapacity(std::string_view text) {
   return capacity;
 }
 
+HistoryOptions DroppingForGood(HistoryOptions options) {
+  options.retention.returns = false;
+  options.retention.redundancy = 16;
+  options.recent_blocks = 2;
+  options.growth = GrowthSignal::kDivergence;
+  options.grow_above = 0.03f;
+  options.start_from_prompt = true;
+  options.start_blocks = 2;
+  return options;
+}
+
 History::History(const HistoryOptions& options, std::int32_t capacity, bool grows)
     : recent_blocks_(options.recent_blocks),
       growth_(options.growth),
@@ -30,21 +42,33 @@ History::History(const HistoryOptions& options, std::int32_t capacity, bool grow
       capacity_(std::max(capacity, options.recent_blocks + 2)),
       grows_(grows) {}
 
-bool History::Extend(std::int32_t blocks, const RetainedHistory& retained) {
+History::Growth History::Extend(std::int64_t tokens, const RetainedHistory& retained) {
+  constexpr std::int64_t kHalf = kBlockTokens / 2;
+  const auto blocks = static_cast<std::int32_t>(tokens / kBlockTokens + 1);
   PLIANT_CHECK(blocks >= blocks_, "a history does not shrink");
-  if (blocks == blocks_) return false;
-  const std::int64_t returned = retained.returned_pages();
+  const std::int32_t filled = blocks - std::exchange(blocks_, blocks);
+  if (!grows_) return Growth::kNotAsked;
+  bool asked = filled != 0;
   if (growth_ == GrowthSignal::kDivergence) {
-    signal_ = retained.Divergence();
-  } else {
+    asked = tokens % kHalf == 0 && std::exchange(asked_at_, tokens) != tokens;
+    if (asked) signal_ = retained.Divergence();
+    if (asked && signal_ > grow_above_) ++halves_;
+  } else if (asked) {
+    const std::int64_t returned = retained.returned_pages();
     signal_ = static_cast<double>(returned - returned_before_) /
-              (static_cast<double>(blocks - blocks_) * kBlockTokens * retained.units());
+              (static_cast<double>(filled) * kBlockTokens * retained.units());
+    returned_before_ = returned;
+    halves_ = signal_ > grow_above_ ? 2 : 0;
   }
-  returned_before_ = returned;
-  blocks_ = blocks;
-  const bool grow = grows_ && signal_ > grow_above_ && retained.drops();
-  capacity_ += grow ? 1 : 0;
-  return grow;
+  if (filled != 0) {
+    if (retained.TakingPart(blocks) <= capacity_) halves_ = 0;  // no answer was needed
+    if (halves_ >= 2) {
+      halves_ -= 2;
+      ++capacity_;
+      return Growth::kGrew;
+    }
+  }
+  return asked ? Growth::kStayed : Growth::kNotAsked;
 }
 
 }  // namespace pliant

@@ -23,10 +23,13 @@ struct Capacity {
 /// "full", "grow", or a number of tokens.
 Result<Capacity> ParseCapacity(std::string_view text);
 
-/// What makes a growing capacity grow, asked whenever a block has been filled.
+/// What makes a growing capacity grow.
 enum class GrowthSignal : std::uint8_t {
-  kReturns,     // pages that returned, a token and unit, since the last block
-  kDivergence,  // of the queries' short and long running means
+  // Pages that returned, a token and unit, since the last block: asked when a block is full.
+  kReturns,
+  // Of the queries' short and long running means: asked whenever half a block is full, as the short
+  // mean forgets sooner than a block fills. Each half that says so counts half a block.
+  kDivergence,
 };
 
 /// Upper bounds by which growth signals are counted.
@@ -46,6 +49,11 @@ struct HistoryOptions {
   bool operator==(const HistoryOptions&) const = default;
 };
 
+/// The same for a server where what is dropped is gone (quality.md says how the numbers came
+/// about): likeness counts more, more of what is recent stays, and the divergence of the queries
+/// tells when to grow.
+HistoryOptions DroppingForGood(HistoryOptions options);
+
 class History {
  public:
   /// `capacity` blocks take part at most, the one being written included. With `grows` that is how
@@ -54,8 +62,14 @@ class History {
 
   std::int32_t capacity() const { return capacity_; }
   double signal() const { return signal_; }  // last one asked for; 0 before
-  /// The sequence has so many blocks now. True when the capacity grew.
-  bool Extend(std::int32_t blocks, const RetainedHistory& retained);
+  enum class Growth : std::uint8_t {
+    kNotAsked,  // the signal: nothing was filled, or the capacity is fixed
+    kStayed,
+    kGrew,
+  };
+  /// The cache holds so many tokens, and a row is to be added. To be called before every row of a
+  /// decode.
+  Growth Extend(std::int64_t tokens, const RetainedHistory& retained);
   /// A sequence of so many blocks must drop one: block retained.frontier().
   bool MustDrop(std::int32_t blocks, const RetainedHistory& retained) const {
     return retained.TakingPart(blocks) > capacity_ &&
@@ -73,7 +87,9 @@ class History {
   float grow_above_;
   std::int32_t capacity_;
   bool grows_;
-  std::int32_t blocks_ = 0;
+  std::int32_t blocks_ = 0;    // at the last call, the one being written included
+  std::int64_t asked_at_ = 0;  // tokens
+  int halves_ = 0;             // of a block, by which it should grow
   std::int64_t returned_before_ = 0;
   double signal_ = 0;
 };

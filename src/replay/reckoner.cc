@@ -34,6 +34,7 @@ struct Slot final : RowSource {
   std::optional<History> history;  // with a capacity
   std::optional<RetainedHistory> retained;
   std::int64_t peak_pages = 0, whole_peak_pages = 0;
+  std::vector<ReckonerCourse::Signal> signals;
 
   /// Nothing really leaves here: pages are only not shown.
   PlanePlace Find(std::int32_t block, bool is_v, int plane, std::span<std::byte>) override {
@@ -129,6 +130,7 @@ class ReckonerRun {
       slot.retained.emplace(geometry_, model_.config().heads, history.retention,
                             std::shared_ptr<RowSource>(std::shared_ptr<void>(), &slot));
     }
+    slot.signals.clear();
     slot.peak_pages = slot.whole_peak_pages = 0;
     ++ScoreOf(slot).problems;
     return Status::Ok();
@@ -174,7 +176,11 @@ class ReckonerRun {
     if (rows != 1 || slot.cached < static_cast<std::int64_t>(slot.prompt)) return true;
     PLIANT_RETURN_IF_ERROR(
         backend_.NoteHistory(retained, static_cast<std::int32_t>(slot.cached / kBlockTokens)));
-    ScoreOf(slot).growths += slot.history->Extend(count, retained);
+    const History::Growth growth = slot.history->Extend(slot.cached, retained);
+    const bool grew = growth == History::Growth::kGrew;
+    ScoreOf(slot).growths += grew;
+    if (growth != History::Growth::kNotAsked)
+      slot.signals.push_back({slot.cached, slot.history->signal(), grew});
     while (slot.history->MustDrop(count, retained)) {
       const std::int32_t kept =
           retained.kept_blocks() + (slot.history->MayAddKept(retained) ? 1 : 0);
@@ -279,6 +285,10 @@ class ReckonerRun {
       score.returned_tokens += slot.retained->returned_tokens();
     }
     if (!right) score.wrong.push_back(problem.id);
+    if (options_.courses) {
+      score.courses.push_back({problem.id, text, right, static_cast<std::int64_t>(slot.prompt),
+                               std::move(slot.signals)});
+    }
     slot.busy = false;
     ++done_;
   }

@@ -31,12 +31,26 @@ struct ReckonerOptions {
   int capacity = 0;  // blocks of each problem's history that take part in decode; 0: all
   bool grows = false;
   HistoryOptions history;
+  bool courses = false;            // keep answers and signals
   int slots = 32;                  // sequences decoded together
   std::int64_t max_tokens = 4096;  // prompt and answer; longer ones count as wrong
   int max_rows = 512;              // as given to Model::Load; at least slots
 };
 /// Pages that must have been allocated.
 std::uint32_t ReckonerPages(const ReckonerOptions& options);
+
+/// What a growing capacity met on its way through one answer.
+struct ReckonerCourse {
+  std::string id, answer;  // the answer with its chain of thought
+  bool right = false;
+  std::int64_t prompt_tokens = 0;
+  struct Signal {
+    std::int64_t tokens;  // prompt and answer so far
+    double value;
+    bool grew;
+  };
+  std::vector<Signal> signals;
+};
 
 struct ReckonerScore {
   CacheState state;
@@ -51,6 +65,7 @@ struct ReckonerScore {
   std::int64_t returned_tokens = 0, returned_pages = 0;  // of one (layer, KV head) each
   int units = 1;
   std::vector<std::string> wrong;  // ids
+  std::vector<ReckonerCourse> courses;
 };
 
 using PromptEncoder = std::function<Result<std::vector<TokenId>>(const std::string& prompt)>;

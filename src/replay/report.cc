@@ -320,6 +320,16 @@ Json ReckonerJson(const std::vector<ReckonerScore>& scores) {
                    {"returned_tokens", score.returned_tokens},
                    {"units", score.units},
                    {"wrong", score.wrong}});
+    for (const ReckonerCourse& course : score.courses) {
+      Json signals = Json::array();
+      for (const ReckonerCourse::Signal& signal : course.signals)
+        signals.push_back({signal.tokens, signal.value, signal.grew});
+      out.back()["courses"].push_back({{"id", course.id},
+                                       {"right", course.right},
+                                       {"prompt_tokens", course.prompt_tokens},
+                                       {"answer", course.answer},
+                                       {"signals", std::move(signals)}});
+    }
   }
   return out;
 }

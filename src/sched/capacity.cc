@@ -63,13 +63,13 @@ bool Scheduler::Impl::DropOver(Request& r) {
   const auto blocks = static_cast<std::int32_t>(s.computed / kBlockTokens + 1);
   retained.Reserve(std::int64_t{blocks} * kBlockTokens);
   if (!kv.NoteHistory(s)) return false;
-  const double before = r.history->signal();
-  if (r.history->Extend(blocks, retained)) {
+  const History::Growth growth = r.history->Extend(s.computed, retained);
+  if (growth == History::Growth::kGrew) {
     ++r.facts.growths;
     ++stats.growths;
     Log(Reason::kGrow, r);
   }
-  if (r.grows && r.history->signal() != before) {
+  if (growth != History::Growth::kNotAsked) {
     const double signal = r.history->signal();
     const auto* bound = std::lower_bound(kSignalBounds.begin(), kSignalBounds.end(), signal);
     ++stats.signals[static_cast<std::size_t>(bound - kSignalBounds.begin())];

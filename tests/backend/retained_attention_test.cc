@@ -355,13 +355,17 @@ TEST_P(RetainedAttentionLevel, LikenessIsThatOfKeysBeforeRope) {
   step.Add(0, kTokens, whole.blocks);
   ASSERT_TRUE(kv->BeginStep(step.Batch()).ok());
   kv->QkvToCache({0, 1, {}, {}, 0}, rope, {qkv.data(), kColumns});
-  RetainedHistory history({1, 1, kDim}, 1, {}, Borrowed(whole));
-  ASSERT_TRUE(kv->NoteHistory(history, 3).ok());
-  // Keys are read at 8 bits: the signs of small channels may be others.
-  for (int t = 0; t < 16; ++t) EXPECT_LE(history.distance(0, 8 + t), 6) << t;
-  int far = 0;
-  for (int t = 30; t < 64; ++t) far += history.distance(0, t) > 12;
-  EXPECT_GE(far, 30);
+  for (const bool returns : {true, false}) {
+    RetainedHistory history({1, 1, kDim}, 1, {.returns = returns, .redundancy = 1},
+                            Borrowed(whole));
+    ASSERT_TRUE(kv->NoteHistory(history, 3).ok());
+    // Keys are read at 8 bits: the signs of small channels may be others, 6 of 64 at most.
+    const float near = returns ? 0.05f : 0.01f;
+    for (int t = 0; t < 16; ++t) EXPECT_LE(history.weight(0, 8 + t), near) << t;
+    int far = 0;
+    for (int t = 30; t < 64; ++t) far += history.weight(0, t) > (returns ? 0.17f : 0.1f);
+    EXPECT_GE(far, 30);
+  }
 }
 
 TEST_P(RetainedAttentionLevel, RefusesSeveralRowsAfterADrop) {

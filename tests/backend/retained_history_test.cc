@@ -118,8 +118,8 @@ TEST(RetainedHistory, ARepeatedKeyIsDroppedBeforeALonelyOne) {
   std::vector<std::pair<int, int>> twins;
   for (int i = 0; i < 16; ++i) twins.emplace_back(8 + i, 70 + i);
   Note(history, 3, twins);
-  for (int i = 0; i < 16; ++i) EXPECT_EQ(history.distance(0, 8 + i), 0);
-  EXPECT_GT(history.distance(0, 30), 8);
+  for (int i = 0; i < 16; ++i) EXPECT_EQ(history.weight(0, 8 + i), 0);
+  EXPECT_GT(history.weight(0, 30), 0.006f) << "more than 8 of 64 signs differ";
   Look(history, std::vector<float>(96, 1.0f));
   DropAll(history, true);
   DropAll(history, false);
@@ -127,6 +127,90 @@ TEST(RetainedHistory, ARepeatedKeyIsDroppedBeforeALonelyOne) {
     for (const std::int32_t token : history.KeptTokens(unit))
       EXPECT_TRUE(token < 8 || token > 23) << token;
   }
+}
+
+TEST(RetainedHistory, LikenessIsExactOnlyWithoutReturns) {
+  for (const bool returns : {true, false}) {
+    RetainedHistory history = Make({.returns = returns, .redundancy = 1});
+    history.Reserve(2 * kBlockTokens);
+    // All keys have the same signs around their mean, 0, but for the first half of each block.
+    std::vector<float> keys(std::size_t{2} * kBlockTokens * kGeometry.head_dim);
+    for (int t = 0; t < 2 * kBlockTokens; ++t) {
+      for (int c = 0; c < kGeometry.head_dim; ++c) {
+        float& x = keys[static_cast<std::size_t>(t) * kGeometry.head_dim + c];
+        x = t % kBlockTokens < 16 ? -1.0f : 1.0f;
+        if (t == 20 && c % 2 == 0) x = 0.125f;  // cosine to those behind: 0.79
+      }
+    }
+    for (int b = 0; b < 2; ++b) {
+      for (int unit = 0; unit < history.units(); ++unit)
+        history.NoteKeys(unit, std::span(keys).subspan(b * keys.size() / 2, keys.size() / 2));
+      history.EndNote();
+    }
+    const float cosine = (1 + 0.125f) / std::sqrt(2 * (1 + 0.125f * 0.125f));
+    EXPECT_NEAR(history.weight(1, 20), returns ? 0 : 1 - cosine, returns ? 0 : 2e-3);
+    EXPECT_NEAR(history.weight(1, 21), 0, 1e-6);
+    EXPECT_EQ(history.weight(1, 63), 1) << "nothing is later";
+  }
+}
+
+/// Against plain cosines, while tokens move into slots and out of them.
+TEST(RetainedHistory, WeightsFollowKeptTokensThroughTheirSlots) {
+  constexpr int kBlocks = 24;
+  const std::size_t dim = kGeometry.head_dim, block = kBlockTokens * dim;
+  RetainedHistory history = Make({.returns = false, .redundancy = 2});
+  history.Reserve(kBlocks * kBlockTokens);
+  std::mt19937 random(5);
+  std::normal_distribution<float> normal;
+  std::vector<std::vector<float>> keys(history.units(), std::vector<float>(kBlocks * block));
+  std::vector<std::vector<float>> likeness(history.units(),
+                                           std::vector<float>(kBlocks * kBlockTokens));
+  for (auto& unit : keys) {
+    for (float& x : unit) x = normal(random);
+    for (int t = 40; t < kBlocks * kBlockTokens; t += 3) {  // like an older one, more or less
+      const std::size_t older = random() % t;
+      const float part = static_cast<float>(random() % 100) / 100;
+      for (std::size_t c = 0; c < dim; ++c)
+        unit[t * dim + c] = (1 - part) * unit[t * dim + c] + part * unit[older * dim + c];
+    }
+  }
+  std::vector<std::vector<double>> mean(history.units(), std::vector<double>(dim));
+  for (int unit = 0; unit < history.units(); ++unit) {
+    history.AddToMean(unit, std::span(keys[unit]).first(4 * block));
+    for (std::size_t i = 0; i < 4 * block; ++i)
+      mean[unit][i % dim] += keys[unit][i] / (4.0 * kBlockTokens);
+  }
+  const auto cosine = [&](int unit, int a, int b) {
+    double ab = 0, aa = 0, bb = 0;
+    for (std::size_t c = 0; c < dim; ++c) {
+      const double x = keys[unit][a * dim + c] - mean[unit][c];
+      const double y = keys[unit][b * dim + c] - mean[unit][c];
+      ab += x * y;
+      aa += x * x;
+      bb += y * y;
+    }
+    return static_cast<float>(ab / std::sqrt(aa * bb));
+  };
+  for (int b = 0; b < kBlocks; ++b) {
+    for (int unit = 0; unit < history.units(); ++unit) {
+      history.NoteKeys(unit, std::span(keys[unit]).subspan(b * block, block));
+      const auto older = [&](int token) {
+        for (int t = std::max(b * kBlockTokens, token + 1); t < (b + 1) * kBlockTokens; ++t)
+          likeness[unit][token] = std::max(likeness[unit][token], cosine(unit, token, t));
+        const float expected = (1 - likeness[unit][token]) * (1 - likeness[unit][token]);
+        EXPECT_NEAR(history.weight(unit, token), expected, 0.02) << token << " after block " << b;
+      };
+      for (const std::int32_t token : history.KeptTokens(unit)) older(token);
+      for (int t = history.frontier() * kBlockTokens; t < (b + 1) * kBlockTokens; ++t) older(t);
+    }
+    history.EndNote();
+    std::vector<float> shares(static_cast<std::size_t>(history.TakingPart(b + 1)) * kBlockTokens);
+    for (float& share : shares) share = static_cast<float>(random() % 1000) * 1e-3f;
+    Look(history, shares);
+    if (b >= 4) DropAll(history, history.kept_blocks() < 6);
+  }
+  ExpectSound(history);
+  EXPECT_GT(history.dropped_tokens(), 0);
 }
 
 TEST(RetainedHistory, TheMostWantedPageReturnsInPlaceOfTheLeastUsed) {

@@ -10,6 +10,7 @@
 #include "kv/block_state.h"
 #include "kv/decision_log.h"
 #include "kv/exact_store.h"
+#include "kv/history.h"
 #include "kv/kv_options.h"
 #include "kv/page_pool.h"
 #include "kv/prefix_cache.h"
@@ -371,6 +372,62 @@ TEST(FileStore, RefusesAFileThatIsThere) {
 TEST(ExactStore, NoneAndTooSmallAreNoStore) {
   EXPECT_EQ(*MakeExactStore({}, 64), nullptr);
   EXPECT_EQ(*MakeExactStore({StoreSpec::Kind::kRam, "", 63}, 64), nullptr);
+}
+
+class NoSource final : public RowSource {
+ public:
+  PlanePlace Find(std::int32_t, bool, int, std::span<std::byte>) override { return {}; }
+};
+
+TEST(History, GrowsOnlyWhenItIsShortAndAsked) {
+  using Growth = History::Growth;
+  RetainedHistory retained({.layers = 1, .kv_heads = 1, .head_dim = 32}, 1, {},
+                           std::make_shared<NoSource>());
+  HistoryOptions options;
+  options.growth = GrowthSignal::kDivergence;
+  options.grow_above = 0.1f;
+  History fixed(options, 3, false), growing(options, 3, true);
+  // Queries that turn: the divergence is far above 0.1.
+  std::vector<float> query(32);
+  for (int i = 0; i < 60; ++i) {
+    std::fill(query.begin(), query.end(), 0.0f);
+    query[i < 50 ? 0 : 1] = 1;
+    retained.NoteQuery(0, 0, query.data());
+  }
+  ASSERT_GT(retained.Divergence(), 0.1);
+  EXPECT_EQ(fixed.Extend(96, retained), Growth::kNotAsked);
+  EXPECT_EQ(growing.Extend(80, retained), Growth::kStayed) << "there is room";
+  EXPECT_EQ(growing.signal(), retained.Divergence());
+  EXPECT_EQ(growing.Extend(80, retained), Growth::kNotAsked) << "nothing was filled";
+  EXPECT_EQ(growing.Extend(95, retained), Growth::kNotAsked);
+  // Short of a block from here on. Each half that asks for more counts half a block.
+  EXPECT_EQ(growing.Extend(96, retained), Growth::kStayed);
+  retained.Reserve(256);
+  std::vector<RetainedHistory::Move> moves;
+  const auto drop = [&](std::int32_t blocks) {
+    while (growing.MustDrop(blocks, retained)) {
+      if (growing.MayAddKept(retained)) {
+        retained.DropIntoNewBlock(0, moves);
+        retained.EndDropIntoNewBlock();
+      } else {
+        retained.Drop(0, moves);
+        retained.EndDrop();
+      }
+    }
+    EXPECT_EQ(retained.TakingPart(blocks), growing.capacity());
+  };
+  drop(4);
+  EXPECT_EQ(growing.Extend(112, retained), Growth::kStayed);
+  EXPECT_EQ(growing.Extend(127, retained), Growth::kNotAsked);
+  EXPECT_EQ(growing.Extend(128, retained), Growth::kGrew);
+  EXPECT_EQ(growing.capacity(), 4);
+  drop(5);
+  for (int i = 0; i < 500; ++i) retained.NoteQuery(0, 0, query.data());
+  EXPECT_EQ(growing.Extend(144, retained), Growth::kStayed) << "queries stay where they are";
+  EXPECT_EQ(growing.Extend(160, retained), Growth::kStayed);
+  EXPECT_EQ(growing.capacity(), 4);
+  EXPECT_TRUE(growing.MustDrop(6, retained));
+  EXPECT_EQ(fixed.capacity(), 3);
 }
 
 }  // namespace
