@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "backend/step_check.h"
 #include "base/check.h"
@@ -29,9 +31,25 @@ Status CheckKept(const PageMemory& memory, std::span<const BlockView> kept) {
   return {};
 }
 
+/// Cosines and sines of a block's tokens: [32][inv_freq], the same for all units.
+struct Angles {
+  std::vector<float> cosine, sine;
+
+  void Set(std::span<const float> inv_freq, std::int32_t first_token) {
+    cosine.resize(inv_freq.size() * kBlockTokens);
+    sine.resize(cosine.size());
+    for (std::size_t i = 0; i < cosine.size(); ++i) {
+      const auto token = first_token + static_cast<std::int32_t>(i / inv_freq.size());
+      const double angle = double{inv_freq[i % inv_freq.size()]} * token;
+      cosine[i] = static_cast<float>(std::cos(angle));
+      sine[i] = static_cast<float>(std::sin(angle));
+    }
+  }
+};
+
 /// Keys of one unit of one block before RoPE: [32][head_dim].
 void DecodeKeys(const PageMemory& memory, const OriginalBlock& original, int planes,
-                std::int32_t first_token, int layer, int kv_head, const KeyDecoding& decoding,
+                const Angles& angles, int layer, int kv_head, const KeyDecoding& decoding,
                 std::vector<float>& keys) {
   const KvGeometry& g = memory.geometry;
   const int dim = g.head_dim;
@@ -56,10 +74,10 @@ void DecodeKeys(const PageMemory& memory, const OriginalBlock& original, int pla
         row[c] =
             row[c] * decoding.code->scale[unit * dim + c] + decoding.code->center[unit * dim + c];
     }
-    for (std::size_t i = 0; i < decoding.inv_freq.size(); ++i) {
-      const double angle = double{decoding.inv_freq[i]} * (first_token + t);
-      const float cosine = static_cast<float>(std::cos(angle));
-      const float sine = static_cast<float>(std::sin(angle));
+    const std::size_t frequencies = decoding.inv_freq.size();
+    for (std::size_t i = 0; i < frequencies; ++i) {
+      const float cosine = angles.cosine[t * frequencies + i];
+      const float sine = angles.sine[t * frequencies + i];
       const float a = row[i], b = row[i + half];
       row[i] = a * cosine + b * sine;
       row[i + half] = b * cosine - a * sine;
@@ -71,8 +89,11 @@ void DecodeKeys(const PageMemory& memory, const OriginalBlock& original, int pla
 
 bool OriginalBlock::Load(const PageMemory& memory, RowSource& source, std::int32_t block, int k,
                          int v) {
-  buffer_.resize(memory.page_bytes * (k + v));
-  std::span<std::byte> room(buffer_);
+  // Not set to zero: only a store that keeps its pages elsewhere uses it.
+  const std::size_t bytes = memory.page_bytes * (k + v);
+  if (bytes > buffer_bytes_) buffer_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
+  buffer_bytes_ = std::max(buffer_bytes_, bytes);
+  std::span<std::byte> room(buffer_.get(), bytes);
   const auto load = [&](bool is_v, int planes, std::array<const std::byte*, kPlanes>& to) {
     for (int p = 0; p < planes; ++p) {
       const PlanePlace place = source.Find(block, is_v, p, room.first(memory.page_bytes));
@@ -113,16 +134,17 @@ Status NoteRows(const PageMemory& memory, RetainedHistory& history, const KeyDec
   if (first >= blocks) return {};
   history.Reserve(std::int64_t{blocks} * kBlockTokens);
   OriginalBlock original;
+  Angles angles;
   std::vector<float> keys;
   const auto each = [&](auto&& take) -> Status {
     for (std::int32_t block = first; block < blocks; ++block) {
       // Eight bits, which every cache has, tell the sign of all but the smallest differences.
       constexpr int kPlanesRead = 2;
       if (!original.Load(memory, history.source(), block, kPlanesRead, 0)) return Gone(block);
+      angles.Set(decoding.inv_freq, block * kBlockTokens);
       for (int layer = 0; layer < g.layers; ++layer) {
         for (int head = 0; head < g.kv_heads; ++head) {
-          DecodeKeys(memory, original, kPlanesRead, block * kBlockTokens, layer, head, decoding,
-                     keys);
+          DecodeKeys(memory, original, kPlanesRead, angles, layer, head, decoding, keys);
           take(history.UnitOf(layer, head));
         }
       }

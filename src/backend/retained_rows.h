@@ -6,8 +6,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
-#include <vector>
 
 #include "backend/backend.h"
 #include "backend/retained_history.h"
@@ -33,7 +33,8 @@ class OriginalBlock {
 
  private:
   std::array<const std::byte*, kPlanes> k_{}, v_{};
-  std::vector<std::byte> buffer_;
+  std::unique_ptr<std::byte[]> buffer_;
+  std::size_t buffer_bytes_ = 0;
 };
 
 /// Copies rows of one unit from `original`, whose first token is first_token, to slots of `kept`:
