@@ -329,11 +329,14 @@ void AddHistoryFlags(CLI::App& app, ReckonerOptions& problems) {
   app.add_flag("--grow", problems.grows, "The capacity grows");
   app.add_flag("--from-prompt", history.start_from_prompt,
                "--capacity counts the blocks besides the prompt's");
-  const std::map<std::string, GrowthSignal> signals = {{"returns", GrowthSignal::kReturns},
-                                                       {"divergence", GrowthSignal::kDivergence}};
-  app.add_option("--grow-signal", history.growth,
-                 "What makes it grow: returns (a token and KV head), or divergence of the queries")
-      ->transform(CLI::CheckedTransformer(signals, CLI::ignore_case));
+  const auto set_signal = [&history](const std::string& name) {
+    history.growth = name == "returns" ? GrowthSignal::kReturns : GrowthSignal::kDivergence;
+  };
+  app.add_option_function<std::string>(
+         "--grow-signal", set_signal,
+         "What makes it grow: returns (a token and KV head), or divergence of the queries")
+      ->check(CLI::IsMember({"returns", "divergence"}))
+      ->default_str("returns");
   app.add_option("--grow-above", history.grow_above, "It grows when the signal is above this")
       ->capture_default_str();
   app.add_flag("--courses", problems.courses,

@@ -48,7 +48,8 @@ Result<KvOptions> MakeKvOptions(const EngineFlags& flags, const Backend& backend
     const auto floor = static_cast<std::uint64_t>(flags.kv_floor);
     const std::uint64_t wanted = kv.memory_bytes * std::max<std::uint64_t>(1, (16 - floor) / floor);
     const std::uint64_t bytes = std::min({wanted, free / 4, free - std::min(pool, free)});
-    if (KeepsExactCopies(kv.policy)) {
+    constexpr std::uint64_t kLeast = 1 << 20;  // less is of no use
+    if (KeepsExactCopies(kv.policy) && bytes >= kLeast) {
       kv.store = {.kind = StoreSpec::Kind::kRam, .path = "", .bytes = bytes};
     }
   } else {

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 
+#include "base/size.h"
 #include "kv/device_host_store.h"
 #include "kv/file_store.h"
 
@@ -102,7 +103,10 @@ Result<std::unique_ptr<ExactStore>> MakeExactStore(const StoreSpec& spec, std::s
   if (spec.kind == StoreSpec::Kind::kNone) return std::unique_ptr<ExactStore>();
   const std::uint64_t count = std::min<std::uint64_t>(
       spec.bytes / page_bytes, std::numeric_limits<std::uint32_t>::max() - 1);
-  if (count == 0) return std::unique_ptr<ExactStore>();
+  if (count == 0) {
+    return InvalidArgument("an exact store of " + FormatSize(spec.bytes) +
+                           " holds no page of this model: " + FormatSize(page_bytes) + " each");
+  }
   const auto slots = static_cast<std::uint32_t>(count);
   if (spec.kind == StoreSpec::Kind::kFile) {
     return MakeFileStore(spec.path, slots, page_bytes, buffers);

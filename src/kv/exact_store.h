@@ -78,8 +78,9 @@ class ExactStore {
   std::vector<std::uint64_t> checksums_;
 };
 
-/// Null for StoreSpec::Kind::kNone, or when the budget does not hold one page. IoError or
-/// OutOfMemory when the memory or the file is not to be had; a file that exists already is refused.
+/// Null for StoreSpec::Kind::kNone. InvalidArgument when the budget does not hold one page; IoError
+/// or OutOfMemory when the memory or the file is not to be had; a file that exists already is
+/// refused.
 /// `buffers` is the number of pages a file store stages in RAM. `memory`: what a RAM store lies in,
 /// at least spec.bytes; null: ordinary memory that it reserves itself.
 Result<std::unique_ptr<ExactStore>> MakeExactStore(const StoreSpec& spec, std::size_t page_bytes,

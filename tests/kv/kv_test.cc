@@ -369,9 +369,10 @@ TEST(FileStore, RefusesAFileThatIsThere) {
             StatusCode::kIo);
 }
 
-TEST(ExactStore, NoneAndTooSmallAreNoStore) {
+TEST(ExactStore, NoneIsNoStoreAndTooSmallIsRefused) {
   EXPECT_EQ(*MakeExactStore({}, 64), nullptr);
-  EXPECT_EQ(*MakeExactStore({StoreSpec::Kind::kRam, "", 63}, 64), nullptr);
+  EXPECT_EQ(MakeExactStore({StoreSpec::Kind::kRam, "", 63}, 64).status().code(),
+            StatusCode::kInvalidArgument);
 }
 
 class NoSource final : public RowSource {
