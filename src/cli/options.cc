@@ -252,7 +252,10 @@ Status SetHistory(const EngineFlags& flags, HistoryOptions* history) {
   Result<Capacity> parsed = ParseCapacity(capacity);
   if (!parsed.ok()) return parsed.status().WithContext("--kv-capacity");
   history->default_capacity = *parsed;
-  if (flags.no_kv_returns || flags.policy == "growpage" || flags.policy == "budget") {
+  PLIANT_ASSIGN_OR_RETURN(const KvPolicy policy, ParseKvPolicy(flags.policy));
+  const bool copies = KeepsExactCopies(policy) && flags.exact_store != "none";
+  // Without exact copies nothing can return.
+  if (flags.no_kv_returns || !copies || flags.policy == "growpage" || flags.policy == "budget") {
     *history = DroppingForGood(*history);
   }
   const std::string kept = flags.kv_kept_bits != "auto" ? flags.kv_kept_bits
