@@ -19,7 +19,6 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 using F32 = hn::CappedTag<float, 16>;
-using I32 = hn::Rebind<std::int32_t, F32>;
 using F32x4 = hn::FixedTag<float, 4>;
 
 constexpr int kMaxColumns = 48;
