@@ -84,6 +84,8 @@ struct StepBatch {
   std::span<const RowSampling> sampling;
   std::int32_t sampled_columns = 0;      // with `sampling`: token ids 0 .. this - 1 may be taken
   std::span<const LogitChange> changes;  // what rows' first_change and changes point into
+  /// Tells steps apart for PrepareStep; 0: it was not called.
+  std::uint64_t step = 0;
 };
 
 /// RoPE angles: position * inv_freq[i] for the pair (i, i + head_dim / 2); scaling (Llama 3) is
@@ -184,6 +186,10 @@ class Backend {
   // ---- one step
   // -----------------------------------------------------------------------------------------------------------
   virtual Status BeginStep(const StepBatch& batch) = 0;
+  /// Between StartStep and EndStep of a step: the one that comes next, so that less is left for its
+  /// BeginStep, which gets the same arrays with the same content and `step`. Tokens and what is
+  /// said about sampling may not be known yet. Another step may come in its place.
+  virtual void PrepareStep(const StepBatch& /*batch*/) {}
   /// out[r] = row tokens[r] of `table`. out: [rows, cols of table].
   virtual void Embed(MatrixId table, TensorId out) = 0;
   /// out = x / rms(x) * weight, row by row.
@@ -203,8 +209,8 @@ class Backend {
   virtual void SiluMul(TensorId gate_up, TensorId out) = 0;
   /// logits = norm(x[logit_rows]) Wᵀ, kept for Logits().
   virtual void Logits(TensorId x, VectorId norm, float eps, MatrixId weight) = 0;
-  /// All ops of the step have been given. True: a device works on them now, and what the caller does
-  /// before EndStep does not hold it up.
+  /// All ops of the step have been given. True: a device works on them now, and what the caller
+  /// does before EndStep does not hold it up.
   virtual bool StartStep() { return false; }
   /// Runs what is still queued. After it returns, pages that the step read may be reused.
   virtual Status EndStep() = 0;

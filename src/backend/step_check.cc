@@ -99,6 +99,11 @@ Status CheckSlice(const StepBatch& batch, const SequenceSlice& slice, std::int64
 }  // namespace
 
 Status CheckStepBatch(const StepBatch& batch, std::uint32_t pages) {
+  PLIANT_RETURN_IF_ERROR(CheckPlaces(batch, pages));
+  return CheckSampling(batch);
+}
+
+Status CheckPlaces(const StepBatch& batch, std::uint32_t pages) {
   if (batch.positions.size() != batch.tokens.size()) {
     return InvalidArgument("step: " + Number(batch.tokens.size()) + " tokens but " +
                            Number(batch.positions.size()) + " positions");
@@ -122,6 +127,10 @@ Status CheckStepBatch(const StepBatch& batch, std::uint32_t pages) {
     }
     last = row;
   }
+  return {};
+}
+
+Status CheckSampling(const StepBatch& batch) {
   if (!batch.sampling.empty() &&
       (batch.sampling.size() != batch.logit_rows.size() || batch.sampled_columns < 1)) {
     return InvalidArgument("step: " + Number(static_cast<std::int64_t>(batch.sampling.size())) +

@@ -21,6 +21,9 @@ constexpr int ResidentPlanes(const std::array<PageId, kPlanes>& pages) {
 /// of K and of V where the step writes. InvalidArgument otherwise, naming the sequence and the
 /// number at fault.
 Status CheckStepBatch(const StepBatch& batch, std::uint32_t pages);
+/// Its two parts: all but what is said about sampling, and that.
+Status CheckPlaces(const StepBatch& batch, std::uint32_t pages);
+Status CheckSampling(const StepBatch& batch);
 
 /// OK when both sides of `code` have `channels` scales and centers as ChannelCode says.
 Status CheckKvCode(const KvCode& code, std::size_t channels);

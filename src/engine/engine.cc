@@ -122,7 +122,20 @@ class EngineImpl final : public Engine {
       const Nanoseconds wait = loop_->Step();
       Publish(wait);
     }
-    loop_->FailAll(Unavailable("the server is shutting down"));
+    const Status why = Unavailable("the server is shutting down");
+    std::deque<Pending> never_added;
+    {
+      const std::lock_guard lock(mutex_);
+      never_added.swap(adds_);
+    }
+    loop_->FailAll(why);
+    for (Pending& add : never_added) {
+      TokenEvent event;
+      event.finish = FinishReason::kError;
+      event.error = why;
+      event.usage.prompt_tokens = static_cast<std::int64_t>(add.request.prompt.size());
+      add.sink(add.id, std::move(event));
+    }
     Publish(-1);
     const std::lock_guard lock(mutex_);
     for (std::promise<std::string>& report : reports_) report.set_value(loop_->KvReport());

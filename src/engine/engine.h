@@ -43,6 +43,9 @@ struct EngineStats {
   std::int64_t plan_nanoseconds =
       0;  // deciding on steps, ladder and copies included; the device idles meanwhile
   std::int64_t settle_nanoseconds = 0;  // taking results in and handing tokens over, likewise
+  // Where a device works by itself: steps planned while the one before ran, the time that took, and
+  // the time from the end of a step until all of the next one was given to the device.
+  std::int64_t steps_ahead = 0, hidden_nanoseconds = 0, idle_nanoseconds = 0;
   std::int64_t nonfinite_requests = 0;  // ended because their logits were not finite
 };
 

@@ -38,6 +38,7 @@ void StepLoop::Add(RequestId id, GenerateRequest request, EventSink sink,
   }
   Sampler sampler(request.sampling, request.prompt, random_seed);
   OutputStream output(tokenizer_, request.stop.strings, request.special_in_text);
+  if (not_started_ == 0) new_request_ = true;
   live_.emplace(id,
                 Live{std::move(request), std::move(sink), std::move(sampler), std::move(output)});
   ++not_started_;
@@ -62,40 +63,80 @@ void StepLoop::FailAll(const Status& status) {
 }
 
 Nanoseconds StepLoop::Step() {
+  // A request that is new and alone in waiting would wait for a whole step more.
+  if (new_request_ || (endings_.size() == sampled_.size() && !endings_.empty())) ForgetNext();
+  new_request_ = false;
   const Nanoseconds plan_start = clock_->Now();
-  StepPlan plan = scheduler_->Plan();
+  if (ran_at_ == 0) ran_at_ = plan_start;
+  const bool ahead = !next_.empty();
+  StepPlan plan = ahead ? std::exchange(next_, StepPlan()) : scheduler_->Plan();
   HandleSchedulerEvents();
   if (plan.empty()) {
     HandOver();
+    ran_at_ = 0;
     return plan.idle() ? -1 : std::max<Nanoseconds>(plan.wait(), 1000);
   }
   const Nanoseconds start = clock_->Now();
   counters_.plan_nanoseconds += start - plan_start;
+  counters_.steps_ahead += ahead ? 1 : 0;
   const Status status = Run(plan);
+  counters_.step_nanoseconds += ran_at_ - start;
   if (!status.ok()) {
-    HandOver();
-    // The step's requests cannot be trusted to do better next time: end them, keep the others.
-    spdlog::error("step failed: {}", status.ToString());
-    std::vector<RequestId> ids;
-    for (const StepPlan::Entry& entry : plan.entries()) ids.push_back(entry.request);
-    scheduler_->Abandon(std::move(plan));
-    for (const RequestId id : ids) {
-      if (!live_.contains(id)) continue;
-      scheduler_->Cancel(id);
-      End(id, FinishReason::kError, status);
-    }
+    Fail(std::move(plan), status);
     return 0;
   }
-  const Nanoseconds ran = clock_->Now();
-  counters_.step_nanoseconds += ran - start;
-  scheduler_->Settle(std::move(plan), sampled_);
+  run_ = std::move(plan);
+  if (next_.empty()) {
+    SettleRun();
+    counters_.settle_nanoseconds += clock_->Now() - ran_at_;
+  } else {
+    next_.Fill(sampled_);
+  }
+  if (!device_works_) HandOver();
+  return 0;
+}
+
+void StepLoop::WhileRunning() {
+  const Nanoseconds started = clock_->Now();
+  counters_.idle_nanoseconds += started - ran_at_;
+  device_works_ = true;
+  SettleRun();
+  HandOver();
+  scheduler_->WhileRunning();
+  next_ = scheduler_->PlanNext();
+  if (!next_.empty()) backend_->PrepareStep(next_.batch());
+  HandleSchedulerEvents();
+  counters_.hidden_nanoseconds += clock_->Now() - started;
+}
+
+void StepLoop::SettleRun() {
+  if (run_.empty()) return;
+  scheduler_->Settle(std::exchange(run_, StepPlan()), sampled_);
   for (Ending& ending : endings_)
     End(ending.id, ending.reason, std::move(ending.error), std::move(ending.event));
   endings_.clear();
-  if (!device_works_) HandOver();
   HandleSchedulerEvents();
-  counters_.settle_nanoseconds += clock_->Now() - ran;
-  return 0;
+}
+
+void StepLoop::ForgetNext() {
+  SettleRun();
+  if (!next_.empty()) scheduler_->Abandon(std::exchange(next_, StepPlan()));
+}
+
+void StepLoop::Fail(StepPlan plan, const Status& why) {
+  SettleRun();  // the step before ran
+  HandOver();
+  // The step's requests cannot be trusted to do better next time: end them, keep the others.
+  spdlog::error("step failed: {}", why.ToString());
+  std::vector<RequestId> ids;
+  for (const StepPlan::Entry& entry : plan.entries()) ids.push_back(entry.request);
+  scheduler_->Abandon(std::move(plan));
+  ForgetNext();
+  for (const RequestId id : ids) {
+    if (!live_.contains(id)) continue;
+    scheduler_->Cancel(id);
+    End(id, FinishReason::kError, why);
+  }
 }
 
 void StepLoop::HandOver() {
@@ -114,12 +155,17 @@ Status StepLoop::Run(const StepPlan& plan) {
     batch.sampled_columns = static_cast<std::int32_t>(ValidTokens());
     batch.changes = changes_;
   }
-  PLIANT_RETURN_IF_ERROR(model_->Forward(*backend_, batch, [this] {
-    device_works_ = true;
-    HandOver();
-    scheduler_->WhileRunning();
-  }));
+  const Status status = model_->Forward(*backend_, batch, [this] { WhileRunning(); });
+  ran_at_ = clock_->Now();
+  if (!status.ok()) return status;
   ReportPrefill(plan);
+  TakeTokens(plan, batch);
+  return Status::Ok();
+}
+
+void StepLoop::TakeTokens(const StepPlan& plan, const StepBatch& batch) {
+  PLIANT_CHECK(run_.empty(), "a step is settled before the next one's tokens are taken");
+  const std::span<const RequestId> samplers = plan.samplers();
   const std::span<const float> logits = backend_->LogitRows();
   const std::span<const std::int32_t> tokens = backend_->SampledTokens();
   const std::span<const RowLogprobs> logprobs = backend_->SampledLogprobs();
@@ -138,7 +184,6 @@ Status StepLoop::Run(const StepPlan& plan) {
                  "the backend gave fewer logit rows than asked for");
     sampled_.push_back(SampleRow(samplers[i], logits.subspan(host_row++ * vocabulary, vocabulary)));
   }
-  return Status::Ok();
 }
 
 std::int64_t StepLoop::ValidTokens() const {

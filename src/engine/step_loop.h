@@ -20,6 +20,7 @@ class StepLoop {
  public:
   StepLoop(Backend* backend, Model* model, const Tokenizer* tokenizer,
            std::unique_ptr<KvManager> kv, std::unique_ptr<Scheduler> scheduler, const Clock* clock);
+  ~StepLoop() { ForgetNext(); }
 
   /// Takes a request in; what is wrong with it is told to its sink.
   void Add(RequestId id, GenerateRequest request, EventSink sink, std::uint64_t random_seed);
@@ -28,8 +29,9 @@ class StepLoop {
   /// Ends every request with `status`.
   void FailAll(const Status& status);
 
-  /// One plan, run, settle. Returns how long to wait before the next call: 0 when a step ran, -1
-  /// when there is nothing to do until the next Add.
+  /// One plan, run, settle. Where a device works by itself, the next step is planned while this one
+  /// runs, and this one is settled while the next one does. Returns how long to wait before the
+  /// next call: 0 when a step ran, -1 when there is nothing to do until the next Add.
   Nanoseconds Step();
 
   std::size_t live() const { return live_.size(); }
@@ -49,7 +51,12 @@ class StepLoop {
   };
 
   Status Run(const StepPlan& plan);
-  void HandOver();                   // deliveries_
+  void WhileRunning();
+  void TakeTokens(const StepPlan& plan, const StepBatch& batch);  // into sampled_
+  void SettleRun();                                               // run_, if it is not settled yet
+  void ForgetNext();                                              // settles run_; gives next_ up
+  void Fail(StepPlan plan, const Status& why);                    // a step that did not run
+  void HandOver();                                                // deliveries_
   std::int64_t ValidTokens() const;  // token ids that the tokenizer and the model both know
   /// How the backend shall take each row's token.
   std::span<const RowSampling> PlanSampling(std::span<const RequestId> samplers);
@@ -87,8 +94,11 @@ class StepLoop {
     TokenEvent event;
   };
   std::vector<Delivery> deliveries_;
+  StepPlan run_, next_;        // has run, but is not settled; planned while that one ran
   bool device_works_ = false;  // steps run behind: tokens are handed over during the next one
-  std::vector<SampledToken> sampled_;
+  bool new_request_ = false;   // since next_ was planned, and nobody else waits to begin
+  Nanoseconds ran_at_ = 0;     // when the device ended the last step; 0: it is long ago
+  std::vector<SampledToken> sampled_;  // by run_
   std::vector<RowSampling> sampling_;
   std::vector<LogitChange> changes_;  // of all rows in sampling_
   EngineStats counters_;              // only what the scheduler does not count

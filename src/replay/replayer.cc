@@ -213,6 +213,9 @@ class Run {
     result_.step_seconds = Seconds(before_.step_nanoseconds, after.step_nanoseconds);
     result_.plan_seconds = Seconds(before_.plan_nanoseconds, after.plan_nanoseconds);
     result_.settle_seconds = Seconds(before_.settle_nanoseconds, after.settle_nanoseconds);
+    result_.hidden_seconds = Seconds(before_.hidden_nanoseconds, after.hidden_nanoseconds);
+    result_.idle_seconds = Seconds(before_.idle_nanoseconds, after.idle_nanoseconds);
+    result_.steps_ahead = after.steps_ahead - before_.steps_ahead;
   }
 
   Engine& engine_;

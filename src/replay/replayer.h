@@ -40,7 +40,10 @@ struct ReplayResult {
   std::int64_t preemptions = 0, demotions = 0, restores = 0, offloads = 0;
   std::int64_t peak_running = 0, peak_waiting = 0;
   std::int64_t steps = 0;
-  double step_seconds = 0, plan_seconds = 0, settle_seconds = 0;  // as EngineStats, over all steps
+  // As EngineStats, over all steps.
+  double step_seconds = 0, plan_seconds = 0, settle_seconds = 0, hidden_seconds = 0,
+         idle_seconds = 0;
+  std::int64_t steps_ahead = 0;
   int lowest_k_bits = 16, lowest_v_bits = 16;
   std::vector<ReplaySample> samples;
   double output_tokens_per_second() const { return seconds > 0 ? output_tokens / seconds : 0; }

@@ -115,6 +115,8 @@ std::vector<Line> ReplayLines() {
       {"  mean ms", per_step(&R::step_seconds, "%.2f")},
       {"  planned before it, mean ms", per_step(&R::plan_seconds, "%.3f")},
       {"  settled after it, mean ms", per_step(&R::settle_seconds, "%.3f")},
+      {"  planned and settled while the device ran, mean ms", per_step(&R::hidden_seconds, "%.3f")},
+      {"  device waited before it, mean ms", per_step(&R::idle_seconds, "%.3f")},
       {"peak running", count(&R::peak_running)},
       {"peak queue", count(&R::peak_waiting)},
       {"peak pages used",
@@ -205,6 +207,9 @@ Json ReplayJson(const ReplayResult& r, std::size_t max_samples) {
               {"step_seconds", r.step_seconds},
               {"plan_seconds", r.plan_seconds},
               {"settle_seconds", r.settle_seconds},
+              {"hidden_seconds", r.hidden_seconds},
+              {"idle_seconds", r.idle_seconds},
+              {"steps_ahead", r.steps_ahead},
               {"peak_running", r.peak_running},
               {"peak_queue", r.peak_waiting}};
   Json states = Json::object();

@@ -100,7 +100,7 @@ void Scheduler::Impl::AddHistory(Request& r, SequenceSlice& slice, StepPlan& pla
   plan.histories_.push_back(s.retained);
   slice.first_kept = static_cast<std::int32_t>(plan.blocks_.size());
   plan.blocks_.insert(plan.blocks_.end(), s.kept_views.begin(), s.kept_views.end());
-  if (!s.kept.empty()) r.flight_context = std::max(r.flight_context, s.kept_level);
+  if (!s.kept.empty()) r.flights[0].context = std::max(r.flights[0].context, s.kept_level);
 }
 
 void Scheduler::Impl::SettleHistory(Request& r) {

@@ -23,7 +23,8 @@ constexpr Nanoseconds kPollCopies = 100'000, kPollElse = 1'000'000;
 
 }  // namespace
 
-StepPlan Scheduler::Impl::Plan() {
+StepPlan Scheduler::Impl::Plan(bool is_next) {
+  next = is_next;
   ended.clear();
   const bool saves_later = std::exchange(saves_come_later, false);
   kv.Poll(!saves_later);
@@ -41,8 +42,8 @@ StepPlan Scheduler::Impl::Plan() {
     PlanAdmissions();
   } while (grants.empty() && !admitted && BreakDeadlock());
   PlanRestores();
-  stalled_plans = under_pressure ? stalled_plans + 1 : 0;
-  if (saves_later && grants.empty()) kv.StartSaves();
+  if (!next) stalled_plans = under_pressure ? stalled_plans + 1 : 0;
+  if (saves_later && grants.empty() && !next) kv.StartSaves();
   Build(plan);
   return plan;
 }
@@ -99,7 +100,7 @@ void Scheduler::Impl::CollectRunning(Needs& n) {
   prefills.clear();
   const std::int64_t horizon = 1 + kv.options().horizon_steps;
   for (Request* r : running) {
-    if (r->in_flight()) continue;
+    if (r->left_to_generate() <= 0) continue;  // the step in flight samples its last token
     (r->remaining() == 1 ? decodes : prefills).push_back(r);
   }
   // When decodes alone would fill the step, a quarter of it stays for prompts, and decodes take
@@ -117,19 +118,18 @@ void Scheduler::Impl::CollectRunning(Needs& n) {
     decodes.resize(most);
   }
   for (const Request* r : decodes) {
-    const int pages = kv.PagesToExtend(*r->sequence, 1);
+    const int pages = PagesToExtend(*r, 1);
     n.decodes += pages;
-    n.ahead +=
-        kv.PagesToExtend(*r->sequence, std::min(horizon, r->max_new - r->generated())) - pages;
+    n.ahead += PagesToExtend(*r, std::min(horizon, r->left_to_generate())) - pages;
   }
   n.now = n.decodes;
   std::int64_t rows = rows_left - static_cast<std::int64_t>(decodes.size());
   for (const Request* r : prefills) {
     const std::int64_t chunk = std::min(r->remaining(), std::max<std::int64_t>(rows, 0));
-    const int pages = chunk > 0 ? kv.PagesToExtend(*r->sequence, chunk) : 0;
+    const int pages = chunk > 0 ? PagesToExtend(*r, chunk) : 0;
     rows -= chunk;
     n.now += pages;
-    n.promised += kv.PagesToExtend(*r->sequence, r->remaining()) - pages;
+    n.promised += PagesToExtend(*r, r->remaining()) - pages;
   }
   n.now += kv.withheld_lacking();
   for (const Request* r : loading) {
@@ -157,8 +157,9 @@ void Scheduler::Impl::PlanRunning() {
     const std::int64_t lacking = GrantRunning();
     if ((fits && lacking == 0) || !RelieveShortage(lacking)) break;
   }
+  if (next && under_pressure) grants.clear();  // who goes is decided with nothing in flight
   for (const Grant& grant : grants) {
-    kv.Extend(*grant.request->sequence, grant.rows);
+    kv.Extend(*grant.request->sequence, grant.request->rows_in_flight() + grant.rows);
     rows_left -= grant.rows;
   }
 }
@@ -168,7 +169,7 @@ void Scheduler::Impl::PlanRunning() {
 std::int64_t Scheduler::Impl::GrantRunning() {
   std::int64_t free = kv.pool().free(), lacking = 0;
   for (Request* r : decodes) {
-    const int pages = kv.PagesToExtend(*r->sequence, 1);
+    const int pages = PagesToExtend(*r, 1);
     if (pages > free) {
       lacking += pages;
       continue;
@@ -182,11 +183,11 @@ std::int64_t Scheduler::Impl::GrantRunning() {
     if (rows <= 0) break;
     const Sequence& s = *r->sequence;
     const std::int64_t slack =
-        static_cast<std::int64_t>(s.blocks.size()) * kBlockTokens - s.computed;
+        static_cast<std::int64_t>(s.blocks.size()) * kBlockTokens - r->planned();
     const std::int64_t fitting = slack + free / kv.pages_per_block() * kBlockTokens;
     const std::int64_t chunk = std::min({r->remaining(), rows, fitting});
     if (chunk <= 0) continue;
-    free -= kv.PagesToExtend(s, chunk);
+    free -= PagesToExtend(*r, chunk);
     rows -= chunk;
     grants.push_back({r, static_cast<std::int32_t>(chunk)});
   }
@@ -199,6 +200,7 @@ std::int64_t Scheduler::Impl::GrantRunning() {
 bool Scheduler::Impl::RelieveShortage(std::int64_t lacking) {
   if (lacking <= 0) return false;
   under_pressure = true;
+  if (next) return false;
   // Pages of a step in flight, or of a request that is leaving, will come: one measure for one
   // shortage.
   if (kv.PagesComing() >= lacking) return false;
@@ -362,7 +364,7 @@ void Scheduler::Impl::PlanRestores() {
 /// Nothing can run. If nothing is under way that would change that, somebody must give up: true
 /// when the plan should be tried anew.
 bool Scheduler::Impl::BreakDeadlock() {
-  if (requests.empty() || kv.pool().step_in_flight() || kv.CopiesUnderWay()) return false;
+  if (requests.empty() || next || kv.CopiesUnderWay()) return false;
   if (!offloading.empty() || kv.PagesComing() > 0) return false;
   if (Request* victim = ChooseVictim(loading); victim != nullptr && victim->hits < kMostLoads) {
     TakeOut(*victim, Reason::kPreemptNoProgress);
@@ -404,7 +406,7 @@ void Scheduler::Impl::Build(StepPlan& plan) {
     const Grant& grant = grants[i];
     Request& r = *grant.request;
     Sequence& s = *r.sequence;
-    const auto computed = static_cast<std::int32_t>(s.computed);
+    const auto computed = static_cast<std::int32_t>(r.planned());
     const auto blocks = (computed + grant.rows + kBlockTokens - 1) / kBlockTokens;
     const bool samples = grant.rows == r.remaining();
     plan.slices_.push_back({.first_row = static_cast<std::int32_t>(plan.tokens_.size()),
@@ -412,8 +414,14 @@ void Scheduler::Impl::Build(StepPlan& plan) {
                             .context = computed,
                             .first_block = at,
                             .blocks = blocks});
+    const std::int64_t known =
+        std::min<std::int64_t>(grant.rows, static_cast<std::int64_t>(r.tokens.size()) - computed);
     plan.tokens_.insert(plan.tokens_.end(), r.tokens.begin() + computed,
-                        r.tokens.begin() + computed + grant.rows);
+                        r.tokens.begin() + computed + known);
+    if (known < grant.rows) {  // the last: the step in flight samples it
+      plan.tokens_to_come_.push_back({r.id, static_cast<std::int32_t>(plan.tokens_.size())});
+      plan.tokens_.push_back(0);
+    }
     for (std::int32_t row = 0; row < grant.rows; ++row) plan.positions_.push_back(computed + row);
     StepPlan::Region& region = plan.regions_[i];
     const auto views = static_cast<std::int32_t>(s.views.size());
@@ -430,8 +438,7 @@ void Scheduler::Impl::Build(StepPlan& plan) {
     }
     if (computed + grant.rows < r.prompt_tokens || grant.rows > 1) plan.prefill_rows_ += grant.rows;
     plan.entries_.push_back({r.id, grant.rows, samples});
-    r.flight_step = plan.step_;
-    r.flight_context = std::max(s.WorstLevel(), kv.ceiling());
+    r.Depart({plan.step_, grant.rows, samples, std::max(s.WorstLevel(), kv.ceiling())});
   }
   plan.blocks_.resize(static_cast<std::size_t>(at));
   for (std::size_t i = 0; i < grants.size(); ++i)

@@ -14,6 +14,7 @@ void StepPlan::Clear() {
   logit_rows_.clear();
   slices_.clear();
   samplers_.clear();
+  tokens_to_come_.clear();
   histories_.clear();
   step_ = 0;
   prefill_rows_ = 0;
@@ -96,9 +97,39 @@ void Scheduler::WhileRunning() {
   impl_->saves_come_later = true;
 }
 
+void StepPlan::Fill(std::span<const SampledToken> sampled) {
+  std::size_t next = 0;
+  for (const TokenToCome& wanted : tokens_to_come_) {
+    // Both lists are in the order of the running requests, but decodes that take turns may not be.
+    std::size_t looked = 0;
+    while (sampled[next].request != wanted.request) {
+      next = (next + 1) % sampled.size();
+      PLIANT_CHECK(++looked < sampled.size(), "a token to come was not sampled");
+    }
+    tokens_[static_cast<std::size_t>(wanted.row)] = sampled[next].token;
+  }
+  tokens_to_come_.clear();
+}
+
 StepPlan Scheduler::Plan() {
-  StepPlan plan = impl_->Plan();
+  PLIANT_CHECK(!kv_.pool().step_in_flight(), "PlanNext plans while a step is in flight");
+  StepPlan plan = impl_->Plan(/*next=*/false);
   if constexpr (kChecked) Audit();
+  return plan;
+}
+
+StepPlan Scheduler::PlanNext() {
+  Impl& s = *impl_;
+  PLIANT_CHECK(s.steps == s.settled + 1, "PlanNext plans ahead of the one step in flight");
+  // What a history holds is decided on between steps.
+  const auto has_history = [](const Request* r) { return r->history.has_value(); };
+  if (std::any_of(s.running.begin(), s.running.end(), has_history)) return {};
+  StepPlan plan = s.Plan(/*next=*/true);
+  if constexpr (kChecked) Audit();
+  if (plan.empty()) {
+    s.spare = std::move(plan);
+    return {};
+  }
   return plan;
 }
 
@@ -117,11 +148,11 @@ void Scheduler::Settle(StepPlan plan, std::span<const SampledToken> sampled) {
                    "sampled tokens in the order of the plan's samplers");
     }
     Request* r = s.Find(entry.request);
-    if (r == nullptr || r->flight_step != plan.step_) continue;  // cancelled meanwhile
-    r->flight_step = 0;
+    const std::optional<Request::Flight> flight = r == nullptr ? std::nullopt : r->Land(plan.step_);
+    if (!flight) continue;  // cancelled meanwhile
     if (r->history && entry.rows == 1) s.SettleHistory(*r);
-    kv_.Advance(*r->sequence, entry.rows, r->tokens, r->flight_context);
-    s.NoteContext(*r, r->flight_context, token != nullptr);
+    kv_.Advance(*r->sequence, entry.rows, r->tokens, flight->context);
+    s.NoteContext(*r, flight->context, token != nullptr);
     if (token == nullptr) continue;
     ++s.stats.generated_tokens;
     if (token->finished) {
@@ -147,8 +178,7 @@ void Scheduler::Abandon(StepPlan plan) {
   s.settled = plan.step_;
   for (const StepPlan::Entry& entry : plan.entries_) {
     Request* r = s.Find(entry.request);
-    if (r == nullptr || r->flight_step != plan.step_) continue;
-    r->flight_step = 0;
+    if (r != nullptr) r->Land(plan.step_);
   }
   plan.Clear();
   s.spare = std::move(plan);
@@ -298,7 +328,7 @@ void Scheduler::Impl::DropSequence(Request& r) {
 void Scheduler::Impl::Requeue(Request& r) {
   Unlist(r);
   DropSequence(r);
-  r.flight_step = 0;
+  r.flights = {};
   r.state = Request::State::kWaiting;
   r.short_of_pages = false;
   queue.insert(&r);

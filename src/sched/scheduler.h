@@ -69,14 +69,21 @@ class Scheduler {
   void Cancel(RequestId id);
 
   /// Decides on the next step and commits it: blocks are allocated, measures of the ladder taken.
-  /// Polls copies. Steps may be planned ahead: a request whose step is in flight is left out until
-  /// that step is settled.
+  /// Polls copies. No step may be in flight.
   StepPlan Plan();
+  /// While the one step in flight runs: the step after it, so that it can start as soon as that one
+  /// has ended and before it is settled. Its requests go on where they will stand then; tokens that
+  /// are not sampled yet are filled in (StepPlan::Fill). A request that turns out to be finished
+  /// takes part all the same, and its result is ignored. Empty, whatever idle() and wait() say: a
+  /// request would have to leave the device, a request has a capacity, or there is nothing to do:
+  /// Settle, then Plan. Measures taken before that was known stay.
+  StepPlan PlanNext();
   /// While a planned step runs on a device that works by itself: what need not hold up the next
   /// plan (write-aheads are started). A caller that never calls it has Plan do it.
   void WhileRunning();
-  /// Takes the results of a plan that has run (Backend::EndStep has returned). `sampled` matches
-  /// plan.samplers() in order; requests cancelled meanwhile are included and ignored.
+  /// Takes the results of a plan that has run (Backend::EndStep has returned); in the order in
+  /// which steps were planned. `sampled` matches plan.samplers() in order; requests cancelled
+  /// meanwhile are included and ignored.
   void Settle(StepPlan plan, std::span<const SampledToken> sampled);
   /// The plan did not run or failed: its requests stand where they stood before. Call it in
   /// Settle's place.

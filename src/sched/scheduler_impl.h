@@ -1,6 +1,7 @@
 // Room: sched. The inside of Scheduler. Owned by the engine thread.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -45,18 +46,45 @@ struct Request {
   bool grows = false;
   std::int64_t returned_seen = 0, lost_seen = 0;  // of the sequence's history
 
-  // The step in flight.
-  std::uint64_t flight_step = 0;  // 0: none
-  Level flight_context = 0;
+  // Its parts in the steps in flight, oldest first: one, or two while a step planned by PlanNext
+  // runs before the one ahead of it is settled.
+  struct Flight {
+    std::uint64_t step = 0;  // 0: none
+    std::int32_t rows = 0;
+    bool samples = false;
+    Level context = 0;
+  };
+  std::array<Flight, 2> flights;
 
   RequestKvFacts facts;
 
   std::int64_t computed() const { return sequence != nullptr ? sequence->computed : 0; }
-  std::int64_t remaining() const { return static_cast<std::int64_t>(tokens.size()) - computed(); }
   std::int64_t generated() const {
     return static_cast<std::int64_t>(tokens.size()) - prompt_tokens;
   }
-  bool in_flight() const { return flight_step != 0; }
+  bool in_flight() const { return flights[0].step != 0; }
+  // What a plan goes by: where the steps in flight will leave the request. Of a token that they
+  // sample only its place is known.
+  std::int64_t rows_in_flight() const { return flights[0].rows + flights[1].rows; }
+  std::int64_t tokens_to_come() const { return flights[0].samples + flights[1].samples; }
+  std::int64_t planned() const { return computed() + rows_in_flight(); }
+  std::int64_t remaining() const {
+    return static_cast<std::int64_t>(tokens.size()) + tokens_to_come() - planned();
+  }
+  std::int64_t left_to_generate() const { return max_new - generated() - tokens_to_come(); }
+
+  void Depart(const Flight& flight) { flights[in_flight() ? 1 : 0] = flight; }
+  /// Takes the part in `step` out; nothing when it has none.
+  std::optional<Flight> Land(std::uint64_t step) {
+    for (std::size_t i = 0; i < flights.size(); ++i) {
+      if (flights[i].step != step) continue;
+      const Flight flight = flights[i];
+      if (i == 0) flights[0] = flights[1];
+      flights[1] = Flight();
+      return flight;
+    }
+    return std::nullopt;
+  }
 };
 
 struct Scheduler::Impl {
@@ -83,7 +111,10 @@ struct Scheduler::Impl {
   };
 
   // plan.cc
-  StepPlan Plan();
+  StepPlan Plan(bool next);
+  int PagesToExtend(const Request& r, std::int64_t rows) const {
+    return kv.PagesToExtend(*r.sequence, r.rows_in_flight() + rows);
+  }
   void MoveLoads();
   void MoveOffloads();
   void PlanRunning();
@@ -137,6 +168,7 @@ struct Scheduler::Impl {
   std::vector<Grant> grants;
   Needs needs;
   std::int32_t rows_left = 0;
+  bool next = false;            // PlanNext: a step is in flight
   bool under_pressure = false;  // a running request got no pages, or one was taken out
   bool held = false;            // the head of the queue waits for pages
   bool admitted = false;        // somebody left the queue

@@ -10,6 +10,7 @@
 #include "backend/backend.h"
 #include "base/clock.h"
 #include "base/ids.h"
+#include "sched/sched_request.h"
 
 namespace pliant {
 
@@ -37,10 +38,22 @@ class StepPlan {
   Nanoseconds wait() const { return wait_; }
 
   /// Views into this plan; valid while it lives and is not moved from.
-  StepBatch batch() const { return {tokens_, positions_, slices_, blocks_, logit_rows_}; }
+  StepBatch batch() const {
+    return {.tokens = tokens_,
+            .positions = positions_,
+            .sequences = slices_,
+            .blocks = blocks_,
+            .logit_rows = logit_rows_,
+            .step = step_};
+  }
   /// The request that samples logit row i.
   std::span<const RequestId> samplers() const { return samplers_; }
   std::span<const Entry> entries() const { return entries_; }  // one per sequence of the batch
+  /// Does a row of this plan wait for a token that the step before it samples? Then Fill comes
+  /// before the plan is run.
+  bool lacks_tokens() const { return !tokens_to_come_.empty(); }
+  /// `sampled`: what Settle gets for the step before.
+  void Fill(std::span<const SampledToken> sampled);
   /// Number of this step, from 1; steps are settled in this order.
   std::uint64_t step() const { return step_; }
   std::int32_t rows() const { return static_cast<std::int32_t>(tokens_.size()); }
@@ -62,6 +75,11 @@ class StepPlan {
   std::vector<BlockView> blocks_;
   std::vector<Region> regions_;
   std::vector<RequestId> samplers_;
+  struct TokenToCome {
+    RequestId request;
+    std::int32_t row;  // into tokens_
+  };
+  std::vector<TokenToCome> tokens_to_come_;
   std::vector<std::shared_ptr<RetainedHistory>> histories_;  // of the slices: kept until it has run
   std::uint64_t step_ = 0;
   std::int32_t prefill_rows_ = 0;

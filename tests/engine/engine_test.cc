@@ -49,18 +49,6 @@ std::string FinalAnswer(const std::string& text) {
   return answer;
 }
 
-// Copies to the exact store may outlive the last answer, and hold their pages meanwhile: wait for them, but not for ever.
-void ExpectIdle(Engine& engine) {
-  EngineStats stats;
-  for (int i = 0; i < 500; ++i) {
-    stats = StatsNow(engine);
-    if (stats.running == 0 && stats.waiting == 0 && stats.pages_free + stats.pages_cached == stats.pages_total) return;
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  }
-  FAIL() << stats.running << " running, " << stats.waiting << " waiting, " << stats.pages_free << " + " << stats.pages_cached
-         << " of " << stats.pages_total << " pages free or cached";
-}
-
 TEST(Engine, SolvesProblemsTogetherAndAlone) {
   TestModel model;
   const auto together = model.AskAll(ProblemRequests(model, 900));

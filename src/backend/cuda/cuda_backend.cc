@@ -148,34 +148,35 @@ class CudaBackend final : public Backend {
 
   // ---- one step ----
   Status BeginStep(const StepBatch& batch) override {
-    PLIANT_RETURN_IF_ERROR(CheckStepBatch(batch, page_count_));
+    const bool as_graph = MayBeGraph(batch) && TakesAllTokens(batch);
+    if (batch.step == 0 || std::exchange(prepared_, 0) != batch.step ||
+        laid_as_graph_ != as_graph) {
+      PLIANT_RETURN_IF_ERROR(CheckPlaces(batch, page_count_));
+      PLIANT_RETURN_IF_ERROR(Lay(batch, as_graph));
+    }
+    PLIANT_RETURN_IF_ERROR(CheckSampling(batch));
     idle_ = false;
-    const std::int64_t rows = PaddedRows(static_cast<std::int64_t>(batch.tokens.size()));
     logit_count_ = static_cast<std::int64_t>(batch.logit_rows.size());
     batch_sampling_ = batch.sampling;
     sampled_columns_ = batch.sampled_columns;
-    const bool as_graph = MayBeGraph(batch, rows);
-    const std::int64_t logits = as_graph ? rows : PaddedRows(logit_count_);
-    const std::size_t block_bytes = GatheredBlockElements() * sizeof(std::uint16_t) * 2;
-    PLIANT_RETURN_IF_ERROR(inputs_.Begin(batch, static_cast<int>(rows), static_cast<int>(logits),
-                                         std::max<std::size_t>(1, kGatherBytes / block_bytes),
-                                         PrefillTileRows(geometry_.head_dim), stream_));
+    PLIANT_RETURN_IF_ERROR(inputs_.Send(batch, stream_));
+    if (planned_heads_ != 0) inputs_.SendPlan(stream_);
     PLIANT_RETURN_IF_ERROR(GrowGathered(static_cast<std::size_t>(inputs_.gathered_blocks())));
     logit_columns_ = 0;
-    planned_heads_ = 0;
+    attended_ = false;
     ropes_.NewStep();
     mode_ = StepGraphs::Mode::kLaunch;
-    in_graph_ = false;
     ops_ = 0;
-    if (as_graph) {
-      // The plan is data: it is sent before the graph, not in it.
-      const int heads = last_heads_;
-      in_graph_ =
-          PrepareDecode({geometry_.kv_heads, heads / geometry_.kv_heads, geometry_.head_dim},
-                        static_cast<int>(std::min<std::int64_t>(rows, kMostCutRows)));
-      if (in_graph_) mode_ = graphs_.Begin(static_cast<int>(rows), Moves(), stream_);
-    }
+    in_graph_ = as_graph && plan_fits_;
+    if (in_graph_) mode_ = graphs_.Begin(inputs_.rows(), Moves(), stream_);
     return {};
+  }
+
+  void PrepareStep(const StepBatch& batch) override {
+    prepared_ = 0;
+    // What is wrong with it is for BeginStep to say.
+    if (CheckPlaces(batch, page_count_).ok() && Lay(batch, MayBeGraph(batch)).ok())
+      prepared_ = batch.step;
   }
 
   void Embed(MatrixId table, TensorId out) override {
@@ -251,7 +252,13 @@ class CudaBackend final : public Backend {
     const std::size_t layer_offset = UnitOffset(geometry_.kv_heads, geometry_.head_dim, layer, 0);
     if (inputs_.has_decode()) {
       const DecodeShape shape{geometry_.kv_heads, heads / geometry_.kv_heads, geometry_.head_dim};
-      PLIANT_CHECK(PrepareDecode(shape, std::nullopt), "an ordinary plan has no limit");
+      if (planned_heads_ != heads) {
+        PLIANT_CHECK(!attended_ && !in_graph_,
+                     "all layers of a step have the same number of query heads");
+        PlanDecode(shape, std::nullopt);
+        inputs_.SendPlan(stream_);
+      }
+      attended_ = true;
       DecodeArgs args;
       args.pages = pages_.data();
       args.page_bytes = geometry_.PageBytes();
@@ -342,6 +349,7 @@ class CudaBackend final : public Backend {
     StartWaiting(ElementType::kF32);
     if (in_graph_) graphs_.End(Moves(), ops_, stream_);
     in_graph_ = false;
+    mode_ = StepGraphs::Mode::kLaunch;
     return true;
   }
   Status EndStep() override {
@@ -442,15 +450,39 @@ class CudaBackend final : public Backend {
     return tensor;
   }
 
-  /// Only sequences of one new row each, whose tokens are all taken on the device.
-  bool MayBeGraph(const StepBatch& batch, std::int64_t rows) const {
-    if (!use_graphs_ || last_heads_ == 0 || rows > kMostGraphRows || statistics_.on() ||
-        batch.sequences.size() != batch.tokens.size() ||
-        batch.logit_rows.size() != batch.tokens.size() || batch.sampling.empty()) {
-      return false;
-    }
-    return std::all_of(batch.sampling.begin(), batch.sampling.end(),
+  static std::int64_t StepRows(const StepBatch& batch) {
+    return PaddedRows(static_cast<std::int64_t>(batch.tokens.size()));
+  }
+  /// Only sequences of one new row each; and their tokens must all be taken on the device.
+  bool MayBeGraph(const StepBatch& batch) const {
+    return use_graphs_ && last_heads_ != 0 && StepRows(batch) <= kMostGraphRows &&
+           !statistics_.on() && batch.sequences.size() == batch.tokens.size() &&
+           batch.logit_rows.size() == batch.tokens.size();
+  }
+  static bool TakesAllTokens(const StepBatch& batch) {
+    return !batch.sampling.empty() &&
+           std::all_of(batch.sampling.begin(), batch.sampling.end(),
                        [](const RowSampling& row) { return row.on_host == 0; });
+  }
+
+  /// Lays a checked step out on the host; the step before may be under way.
+  Status Lay(const StepBatch& batch, bool as_graph) {
+    const std::int64_t rows = StepRows(batch);
+    const std::int64_t logits =
+        as_graph ? rows : PaddedRows(static_cast<std::int64_t>(batch.logit_rows.size()));
+    const std::size_t block_bytes = GatheredBlockElements() * sizeof(std::uint16_t) * 2;
+    planned_heads_ = 0;
+    plan_fits_ = false;
+    laid_as_graph_ = as_graph;
+    PLIANT_RETURN_IF_ERROR(inputs_.Lay(batch, static_cast<int>(rows), static_cast<int>(logits),
+                                       std::max<std::size_t>(1, kGatherBytes / block_bytes),
+                                       PrefillTileRows(geometry_.head_dim)));
+    if (last_heads_ == 0 || !inputs_.has_decode()) return {};
+    // A graph's plan is data: it is sent before the graph, not in it.
+    const std::int64_t cut_rows = std::min<std::int64_t>(rows, kMostCutRows);
+    PlanDecode({geometry_.kv_heads, last_heads_ / geometry_.kv_heads, geometry_.head_dim},
+               as_graph ? std::optional<int>(static_cast<int>(cut_rows)) : std::nullopt);
+    return {};
   }
 
   /// Starts the product that waits to know what its result is for, if one does.
@@ -536,25 +568,22 @@ class CudaBackend final : public Backend {
     return scratch_.data();
   }
 
-  /// Plans this step's decode attention, if that has not been done. False: the plan does not fit
-  /// into `fixed_cut_rows`.
-  bool PrepareDecode(const DecodeShape& shape, std::optional<int> fixed_cut_rows) {
+  /// Plans decode attention of the step that is laid out.
+  void PlanDecode(const DecodeShape& shape, std::optional<int> fixed_cut_rows) {
     const int heads = shape.group * shape.kv_heads;
-    if (planned_heads_ == heads) return true;
-    PLIANT_CHECK(planned_heads_ == 0, "all layers of a step have the same number of query heads");
     if (launch_heads_ != heads) {
       auto launch = DecodeLaunchFor(shape);
       PLIANT_CHECK(launch.ok(), launch.status().message());
       launch_ = *launch;
       launch_heads_ = heads;
     }
-    const Result<bool> fits = inputs_.PlanAttention(launch_, fixed_cut_rows, stream_);
+    const Result<bool> fits = inputs_.PlanAttention(launch_, fixed_cut_rows);
     PLIANT_CHECK(fits.ok(), fits.status().message());
+    plan_fits_ = *fits;
     Grow(partials_,
          static_cast<std::int64_t>(DecodePartialFloats(shape, inputs_.planned_segments())),
          "attention partials");
     planned_heads_ = last_heads_ = heads;
-    return *fits;
   }
 
   CopyTicket Copy(PageCopier::Direction direction, std::span<const PageCopy> copies) {
@@ -593,6 +622,11 @@ class CudaBackend final : public Backend {
   bool idle_ = false;        // nothing was given since a step ended
   std::uint64_t moves_ = 0;  // of scratch
   std::uint64_t ops_ = 0;    // a hash of this step's ops so far
+  // The step that is laid out: prepared ahead (its number, or 0), for a graph, with a plan that a
+  // graph can take.
+  std::uint64_t prepared_ = 0;
+  bool laid_as_graph_ = false, plan_fits_ = false;
+  bool attended_ = false;  // a layer of this step has had its decode attention
   struct Product {
     TensorId x;
     MatrixId weight;

@@ -17,32 +17,42 @@ static_assert(sizeof(BlockView) == 2 * kPlanes * sizeof(std::uint32_t),
 
 Status StepInputs::Mirror::Reserve(std::size_t bytes) {
   used = 0;
-  if (bytes <= host.size()) return {};
+  turn = 1 - turn;
   // Twice what is needed, and not too little to begin with: a move costs a synchronisation.
   const std::size_t size = Aligned(std::max(2 * bytes, kLeastBytes));
-  ++moves;
-  PLIANT_ASSIGN_OR_RETURN(host, PinnedArray<std::byte>::Make(size, "step inputs"));
-  PLIANT_ASSIGN_OR_RETURN(device, DeviceArray<std::byte>::Make(size, "step inputs"));
+  if (bytes > device.size()) {
+    ++moves;
+    PLIANT_ASSIGN_OR_RETURN(device, DeviceArray<std::byte>::Make(size, "step inputs"));
+  }
+  if (bytes > host().size()) {
+    PLIANT_ASSIGN_OR_RETURN(host(), PinnedArray<std::byte>::Make(size, "step inputs"));
+  }
   return {};
 }
 
 template <typename T>
 std::size_t StepInputs::Mirror::Put(std::span<const T> values) {
   const std::size_t at = used;
-  if (!values.empty()) std::memcpy(host.data() + at, values.data(), values.size_bytes());
   used = Aligned(at + values.size_bytes());
-  PLIANT_CHECK(used <= host.size(), "step inputs pass what was reserved");
+  PutAt(at, values);
   return at;
 }
 
-void StepInputs::Mirror::Send(const Stream& stream) const {
-  if (used == 0) return;
-  PLIANT_CUDA_CHECK(
-      cudaMemcpyAsync(device.data(), host.data(), used, cudaMemcpyHostToDevice, stream.get()));
+template <typename T>
+void StepInputs::Mirror::PutAt(std::size_t at, std::span<const T> values) {
+  PLIANT_CHECK(used <= host().size() && at + values.size_bytes() <= used,
+               "step inputs pass what was reserved");
+  if (!values.empty()) std::memcpy(host().data() + at, values.data(), values.size_bytes());
 }
 
-Status StepInputs::Begin(const StepBatch& batch, int padded_rows, int padded_logits,
-                         std::size_t group_blocks, int tile_rows, const Stream& stream) {
+void StepInputs::Mirror::Send(const Stream& stream) {
+  if (used == 0) return;
+  PLIANT_CUDA_CHECK(
+      cudaMemcpyAsync(device.data(), host().data(), used, cudaMemcpyHostToDevice, stream.get()));
+}
+
+Status StepInputs::Lay(const StepBatch& batch, int padded_rows, int padded_logits,
+                       std::size_t group_blocks, int tile_rows) {
   rows_ = padded_rows;
   logit_count_ = padded_logits;
   PLIANT_CHECK(rows_ >= static_cast<int>(batch.tokens.size()) &&
@@ -100,12 +110,6 @@ Status StepInputs::Begin(const StepBatch& batch, int padded_rows, int padded_log
       rows * 3 * sizeof(std::int32_t) + logits * (sizeof(std::int32_t) + sizeof(RowSampling)) +
       batch.blocks.size_bytes() + source_list_.size() * sizeof(int2) +
       tile_list_.size() * sizeof(PrefillTile) + 10 * kAlign));
-  // Apart, since how many there are must not decide where a graph finds anything.
-  if (!batch.changes.empty()) {
-    PLIANT_RETURN_IF_ERROR(change_mirror_.Reserve(batch.changes.size_bytes() + kAlign));
-    change_mirror_.Put(batch.changes);
-    change_mirror_.Send(stream);
-  }
   const auto put_padded = [&](std::span<const std::int32_t> values, std::size_t count) {
     padded_list_.assign(values.begin(), values.end());
     padded_list_.resize(count, 0);
@@ -115,18 +119,28 @@ Status StepInputs::Begin(const StepBatch& batch, int padded_rows, int padded_log
   positions_at_ = put_padded(batch.positions, rows);
   slots_at_ = step_.Put<std::int32_t>(slot_list_);
   logit_rows_at_ = put_padded(batch.logit_rows, logits);
-  sampling_list_.assign(batch.sampling.begin(), batch.sampling.end());
-  sampling_list_.resize(logits, RowSampling{.on_host = 1});
-  sampling_at_ = step_.Put<RowSampling>(sampling_list_);
+  sampling_at_ = step_.Put<RowSampling>(std::vector<RowSampling>(logits, {.on_host = 1}));
   blocks_at_ = step_.Put(batch.blocks);
   sources_at_ = step_.Put<int2>(source_list_);
   tiles_at_ = step_.Put<PrefillTile>(tile_list_);
+  return {};
+}
+
+Status StepInputs::Send(const StepBatch& batch, const Stream& stream) {
+  // Apart, since how many there are must not decide where a graph finds anything.
+  if (!batch.changes.empty()) {
+    PLIANT_RETURN_IF_ERROR(change_mirror_.Reserve(batch.changes.size_bytes() + kAlign));
+    change_mirror_.Put(batch.changes);
+    change_mirror_.Send(stream);
+  }
+  step_.PutAt(tokens_at_, batch.tokens);
+  step_.PutAt(sampling_at_, batch.sampling);
   step_.Send(stream);
   return {};
 }
 
 Result<bool> StepInputs::PlanAttention(const DecodeLaunch& launch,
-                                       std::optional<int> fixed_cut_rows, const Stream& stream) {
+                                       std::optional<int> fixed_cut_rows) {
   PlanDecode(items_, block_views_, launch.PlanGroups(), plan_);
   cut_row_list_ = plan_.cut_rows;
   bool fits = true;
@@ -141,7 +155,6 @@ Result<bool> StepInputs::PlanAttention(const DecodeLaunch& launch,
   ranges_at_ = plan_mirror_.Put<Range>(plan_.ranges);
   cut_rows_at_ = plan_mirror_.Put<CutRow>(cut_row_list_);
   segments_at_ = plan_mirror_.Put<Segment>(plan_.segments);
-  plan_mirror_.Send(stream);
   return fits;
 }
 

@@ -28,17 +28,20 @@ struct PrefillGroup {
 
 class StepInputs {
  public:
-  /// Sends a checked batch. `group_blocks`: gathered blocks a prefill group may have, unless one
+  /// Lays a checked batch out on the host, all but its tokens and sampling; the step before may be
+  /// under way. `group_blocks`: gathered blocks a prefill group may have, unless one
   /// sequence needs more. `padded_rows`: at least the batch's rows; rows beyond them are padding
   /// (token 0, no slot, no attention). `padded_logits` likewise: logits of row 0, not sampled.
   /// Where an array lies depends on the padded numbers alone, except for blocks, sources and tiles.
   /// `tile_rows`: of prefill attention's tiles.
-  Status Begin(const StepBatch& batch, int padded_rows, int padded_logits, std::size_t group_blocks,
-               int tile_rows, const Stream& stream);
-  /// Cuts the decode rows for this launch and sends the plan. Once a step. With `fixed_cut_rows`
-  /// the merge is launched for so many rows; false when the plan has more.
-  Result<bool> PlanAttention(const DecodeLaunch& launch, std::optional<int> fixed_cut_rows,
-                             const Stream& stream);
+  Status Lay(const StepBatch& batch, int padded_rows, int padded_logits, std::size_t group_blocks,
+             int tile_rows);
+  /// Cuts the decode rows for this launch. Once a step. With `fixed_cut_rows` the merge is launched
+  /// for so many rows; false when the plan has more.
+  Result<bool> PlanAttention(const DecodeLaunch& launch, std::optional<int> fixed_cut_rows);
+  /// Fills in tokens and sampling of the batch that was laid out, and sends it.
+  Status Send(const StepBatch& batch, const Stream& stream);
+  void SendPlan(const Stream& stream) { plan_mirror_.Send(stream); }
 
   const std::int32_t* tokens() const { return At<std::int32_t>(tokens_at_); }
   const std::int32_t* positions() const { return At<std::int32_t>(positions_at_); }
@@ -66,16 +69,22 @@ class StepInputs {
   std::size_t planned_segments() const { return plan_.segments.size(); }
 
  private:
-  /// A pinned buffer and its copy on the device.
+  /// Pinned buffers and their copy on the device. Two, filled in turns: what one of them sent may
+  /// be on its way while the next step is laid out in the other, but the step before that has
+  /// ended.
   struct Mirror {
-    PinnedArray<std::byte> host;
+    PinnedArray<std::byte> hosts[2];
     DeviceArray<std::byte> device;
+    int turn = 0;
     std::size_t used = 0;
     std::uint64_t moves = 0;
-    Status Reserve(std::size_t bytes);
+    PinnedArray<std::byte>& host() { return hosts[turn]; }
+    Status Reserve(std::size_t bytes);  // and takes the other buffer
     template <typename T>
     std::size_t Put(std::span<const T> values);
-    void Send(const Stream& stream) const;
+    template <typename T>
+    void PutAt(std::size_t at, std::span<const T> values);
+    void Send(const Stream& stream);
   };
   template <typename T>
   const T* At(std::size_t offset) const {
@@ -94,7 +103,6 @@ class StepInputs {
   std::vector<PrefillTile> tile_list_;
   std::vector<std::int32_t> slot_list_;
   std::vector<std::int32_t> padded_list_;
-  std::vector<RowSampling> sampling_list_;
   std::vector<CutRow> cut_row_list_;
   DecodePlan plan_;
 };

@@ -1,6 +1,7 @@
 // A backend that takes tokens itself and says that it works behind the engine, as a GPU does: the CPU backend, with backend/sampling.h behind its logits.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -25,6 +26,7 @@ class SamplingBackend final : public Backend {
   void StartChannelStatistics() override { inner_->StartChannelStatistics(); }
   ChannelStatistics TakeChannelStatistics() override { return inner_->TakeChannelStatistics(); }
   Status BeginStep(const StepBatch& batch) override {
+    if (fail_step > 0 && --fail_step == 0) return OutOfMemory("this step fails");
     sampling_.assign(batch.sampling.begin(), batch.sampling.end());
     changes_.assign(batch.changes.begin(), batch.changes.end());
     columns_ = static_cast<std::size_t>(batch.sampled_columns);
@@ -73,6 +75,7 @@ class SamplingBackend final : public Backend {
   CopyState Poll(CopyTicket ticket) override { return inner_->Poll(ticket); }
   CopyState Wait(CopyTicket ticket) override { return inner_->Wait(ticket); }
 
+  std::atomic<int> fail_step = 0;  // the so-manieth step from now fails; 0: none
   std::size_t taken = 0;  // tokens taken here; read it when the engine is idle
 
  private:

@@ -4,16 +4,19 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "engine/engine_factory.h"
 #include "engine/support/sampling_backend.h"
+#include "support/rounds.h"
 
 namespace pliant {
 
@@ -34,6 +37,9 @@ struct TestEngineOptions {
   int floor_bits = 16;
   bool prefix_cache = true;
   bool always_demote = false;
+  // Each start reads a text for it; under a sanitizer that is most of a test's time, and
+  // calibration_test.cc covers it there.
+  bool calibrate = !kSanitized;
   HistoryOptions history;
   std::string level = "auto";
   bool backend_samples = false;  // tokens are taken by the backend, as on a GPU
@@ -98,6 +104,21 @@ inline EngineStats StatsNow(Engine& engine) {
   return engine.Stats();
 }
 
+/// Copies to the exact store may outlive the last answer, and hold their pages meanwhile: waits for
+/// them, but not for ever.
+inline void ExpectIdle(Engine& engine) {
+  EngineStats stats;
+  for (int i = 0; i < 500; ++i) {
+    stats = StatsNow(engine);
+    if (stats.running == 0 && stats.waiting == 0 &&
+        stats.pages_free + stats.pages_cached == stats.pages_total)
+      return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  FAIL() << stats.running << " running, " << stats.waiting << " waiting, " << stats.pages_free
+         << " + " << stats.pages_cached << " of " << stats.pages_total << " pages free or cached";
+}
+
 class TestModel {
  public:
   TestModel() : TestModel(TestEngineOptions::Default()) {}
@@ -122,6 +143,7 @@ class TestModel {
     engine_options.kv.floor_bits = options.floor_bits;
     engine_options.kv.prefix_cache = options.prefix_cache;
     engine_options.kv.always_demote = options.always_demote;
+    engine_options.calibrate = options.calibrate;
     engine_options.sched.max_batch_tokens = options.max_batch_tokens;
     engine_options.sched.max_running = options.max_running;
     engine_options.sched.max_waiting = options.max_waiting;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace pliant::testing {
 namespace {
@@ -81,6 +82,7 @@ Status Driver::Add(std::uint64_t id, const Ask& ask) {
   for (std::int32_t t : ask.prompt) c.chain.push_back(h = Mix(h ^ static_cast<std::uint32_t>(t)));
   EXPECT_FALSE(clients_.contains(id));
   clients_[id] = std::move(c);
+  if (id % 2 == 0) ForgetNext();
   return status;
 }
 
@@ -196,7 +198,7 @@ std::vector<SampledToken> Driver::Forward(const StepPlan& plan) {
     EXPECT_EQ(part.slice.context + part.slice.rows, static_cast<std::int64_t>(c.chain.size()))
         << "sampled before the prompt's end";
     EXPECT_EQ(batch.logit_rows[sampled.size()], part.slice.first_row + part.slice.rows - 1);
-    if (part.worst_read > 0) ++c.sampled_below;
+    if (part.worst_read > 0) sampled_below_.push_back(part.id);
     const std::int32_t token = tokens.at(sampled.size());
     const bool finished =
         c.stop_after > 0 && static_cast<std::int64_t>(c.output.size()) + 1 >= c.stop_after;
@@ -221,13 +223,17 @@ void Driver::TakeEvents() {
   }
 }
 
-void Driver::SettleOldest() {
-  StepPlan plan = std::move(flight_.front());
-  flight_.pop_front();
-  const std::vector<SampledToken> sampled = Forward(plan);
-  scheduler_->Settle(std::move(plan), sampled);
+/// Settles the step that has run, if one has and is not settled.
+void Driver::SettleRun() {
+  if (run_.empty()) return;
+  // Of whoever is gone by now the scheduler counts nothing.
+  for (const std::uint64_t id : std::exchange(sampled_below_, {})) {
+    if (Client& c = clients_.at(id); !c.done) ++c.sampled_below;
+  }
+  scheduler_->Settle(std::move(run_), sampled_);
+  run_ = StepPlan();
   TakeEvents();
-  for (const SampledToken& s : sampled) {
+  for (const SampledToken& s : sampled_) {
     Client& c = clients_.at(s.request.value());
     if (!s.finished || c.done) continue;
     c.done = true;
@@ -239,25 +245,54 @@ void Driver::SettleOldest() {
 
 bool Driver::Step() {
   clock_.Advance(options_.step_time);
-  StepPlan plan = scheduler_->Plan();
+  const bool planned = !next_.empty();
+  StepPlan plan = planned ? std::exchange(next_, StepPlan()) : scheduler_->Plan();
   if (options_.check_bytes) scheduler_->Audit();
   TakeEvents();
-  const bool ran = !plan.empty();
-  if (ran) {
-    flight_.push_back(std::move(plan));
-    if (options_.ahead) scheduler_->WhileRunning();
-  } else {
+  if (plan.empty()) {
     EXPECT_EQ(plan.idle(), live() == 0 && !kv_->CopiesUnderWay());
     if (!plan.idle()) {
       EXPECT_GT(plan.wait(), 0);
     }
+    return false;
   }
-  while (!flight_.empty() && (flight_.size() > (options_.ahead ? 1u : 0u) || !ran)) SettleOldest();
-  return ran;
+  if (options_.ahead) {
+    RunAhead(std::move(plan));
+    return true;
+  }
+  sampled_ = Forward(plan);
+  run_ = std::move(plan);
+  SettleRun();
+  return true;
+}
+
+/// As an engine does whose device works by itself.
+void Driver::RunAhead(StepPlan plan) {
+  SettleRun();  // the step before: this one is under way
+  scheduler_->WhileRunning();
+  next_ = scheduler_->PlanNext();
+  if (options_.check_bytes) scheduler_->Audit();
+  TakeEvents();
+  sampled_ = Forward(plan);
+  run_ = std::move(plan);
+  if (next_.empty()) {
+    SettleRun();
+    return;
+  }
+  ++steps_ahead_;
+  next_.Fill(sampled_);
+  EXPECT_FALSE(next_.lacks_tokens());
+}
+
+/// Gives up the step that was planned ahead.
+void Driver::ForgetNext() {
+  SettleRun();
+  if (!next_.empty()) scheduler_->Abandon(std::exchange(next_, StepPlan()));
+  if (options_.check_bytes) scheduler_->Audit();
 }
 
 bool Driver::AbandonStep() {
-  Drain();
+  ForgetNext();
   StepPlan plan = scheduler_->Plan();
   TakeEvents();
   if (plan.empty()) return false;
@@ -267,7 +302,12 @@ bool Driver::AbandonStep() {
 }
 
 void Driver::Drain() {
-  while (!flight_.empty()) SettleOldest();
+  SettleRun();
+  if (next_.empty()) return;
+  StepPlan plan = std::exchange(next_, StepPlan());
+  sampled_ = Forward(plan);
+  run_ = std::move(plan);
+  SettleRun();
 }
 
 bool Driver::Run(int most) {

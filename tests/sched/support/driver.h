@@ -2,7 +2,6 @@
 // plan and every byte on the way.
 #pragma once
 
-#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -27,9 +26,10 @@ struct DriverOptions {
   std::int64_t store_pages = 0;  // when set: a RAM store of so many pages
   bool constant_hash = false;    // every prefix hash collides
   bool reference = false;        // a real model on the reference backend
-  int wanted_percent = 3;  // of dropped pages, that a row of a request with a capacity misses
-  // Plan step N + 1 before step N is settled; step N runs as late as possible. The scheduler is told
-  // of the time that leaves (WhileRunning).
+  int wanted_percent = 3;        // of dropped pages, that a row of a request with a capacity misses
+  // Step N + 1 is planned while step N is in flight (PlanNext), and step N settled while step N + 1
+  // is; a step runs as late as possible. The scheduler is told of the time that leaves
+  // (WhileRunning). Every second request that comes makes the driver plan anew instead.
   bool ahead = false;
   Nanoseconds step_time = 1'000'000;
   bool check_bytes =
@@ -74,10 +74,14 @@ class Driver {
   std::uint64_t Count(Reason reason) const { return kv_->log().Count(reason); }
   std::int64_t live() const;
   std::int64_t steps_run() const { return steps_run_; }
+  /// Steps that were planned while the one before them was in flight.
+  std::int64_t steps_ahead() const { return steps_ahead_; }
 
  private:
   std::vector<SampledToken> Forward(const StepPlan& plan);
-  void SettleOldest();
+  void RunAhead(StepPlan plan);
+  void SettleRun();
+  void ForgetNext();
   void TakeEvents();
   Part PartOf(const StepBatch& batch, std::size_t index, const StepPlan::Entry& entry,
               std::set<std::uint32_t>* written);
@@ -89,8 +93,11 @@ class Driver {
   std::unique_ptr<KvManager> kv_;
   std::unique_ptr<Scheduler> scheduler_;
   std::map<std::uint64_t, Client> clients_;
-  std::deque<StepPlan> flight_;
-  std::int64_t steps_run_ = 0;
+  // Has run, but is not settled; and the step after it, if that is planned.
+  StepPlan run_, next_;
+  std::vector<SampledToken> sampled_;         // by run_
+  std::vector<std::uint64_t> sampled_below_;  // clients, by run_, with blocks below 16 bits
+  std::int64_t steps_run_ = 0, steps_ahead_ = 0;
 };
 
 /// n tokens that depend on `seed` only.
