@@ -191,7 +191,8 @@ void RunGemm(Timer& timer, int rows) {
   for (const auto& s : shapes) {
     const float us = timer.Microseconds(
         [&] {
-          gemm->Run(x.data(), w.data(), nullptr, rows, s[0], s[1], out.data(), false, nullptr);
+          gemm->Run(x.data(), nullptr, w.data(), WeightType::kBf16, nullptr, rows, s[0], s[1],
+                    out.data(), false, nullptr);
         },
         9);
     const double bytes = 2.0 * s[0] * s[1] + 2.0 * rows * s[1] + 4.0 * rows * s[0];

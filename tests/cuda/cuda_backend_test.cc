@@ -6,12 +6,15 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <deque>
+#include <functional>
 #include <numeric>
 #include <random>
 #include <vector>
 
 #include "backend/cuda/cuda_check.h"
 #include "backend/cuda/page_layout.h"
+#include "backend/dequant.h"
 
 namespace pliant {
 namespace {
@@ -86,7 +89,8 @@ class World {
   }
 
   /// Attention of layer `layer` for all rows of the step, each row divided by its rms.
-  std::vector<float> Step(const StepBatch& batch, int layer) {
+  std::vector<float> Step(const StepBatch& batch, int layer,
+                          const std::function<void()>& meanwhile = {}) {
     EXPECT_TRUE(backend_->BeginStep(batch).ok());
     backend_->Embed(table_, x_);
     for (int l = 0; l < c_.layers; ++l) {
@@ -101,6 +105,8 @@ class World {
         backend_->Logits(result_, ones_, 0.f, identity_);
       }
     }
+    EXPECT_TRUE(backend_->StartStep());
+    if (meanwhile) meanwhile();
     EXPECT_TRUE(backend_->EndStep().ok());
     const auto rows = backend_->LogitRows();
     return {rows.begin(), rows.end()};
@@ -279,6 +285,62 @@ TEST_P(CudaBackend, PagesHoldTheReferencesCodes) {
 
 /// Decode steps of changing sizes, as graphs and as ordinary launches: the same tokens, drawn where
 /// any change of the logits would show, and the same pages.
+/// A step laid out while the one before ran, and one that came in the place of what was laid out.
+TEST_P(CudaBackend, PreparedStepsGiveTheTokensOfOthers) {
+  const Case c = GetParam();
+  World plain(*MakeCudaBackend({.graphs = false}), c, kPages),
+      ahead(*MakeCudaBackend({}), c, kPages);
+  Sequences now(7, kPages), next(7, kPages);  // the same, one of them a step ahead
+  const auto rows_of = [](int s) {
+    std::vector<int> rows(7, 1);
+    if (s == 0) rows = {40, 3, 33, 1, 70, 2, 20};
+    if (s == 9) rows = {1, 60, 1, 1, 1, 1, 1};
+    for (int i = s / 6; i > 0; --i) rows[(s + i) % 7] = 0;
+    return rows;
+  };
+  std::mt19937 random(6);
+  (void)next.Batch(rows_of(0));
+  std::size_t compared = 0;
+  for (int s = 0; s < 24; ++s) {
+    StepBatch batch = now.Batch(rows_of(s));
+    std::vector<RowSampling> sampling;
+    for (std::size_t i = 0; i < batch.logit_rows.size(); ++i) {
+      sampling.push_back({.uniform = (random() >> 8) * 0x1p-24, .temperature = 0.5f});
+      sampling.back().on_host = s % 8 == 6 && i == 1;  // no graph, unlike what was expected
+    }
+    batch.sampling = sampling;
+    batch.sampled_columns = plain.width() - 1;
+    batch.step = s + 1;
+    const auto want_logits = plain.Step(batch, 0);
+    const auto got_logits = ahead.Step(batch, 0, [&] {
+      if (s % 5 == 4) next.Demote();
+      StepBatch coming = next.Batch(rows_of(s + 1));
+      const std::vector<std::int32_t> unknown(coming.tokens.size(), 0);
+      coming.tokens = unknown;
+      coming.step = s % 7 == 3 ? s + 3 : s + 2;  // the former: another step comes in its place
+      ahead.backend().PrepareStep(coming);
+    });
+    if (s % 5 == 4) now.Demote();
+    EXPECT_EQ(got_logits, want_logits);
+    const auto want = plain.backend().SampledTokens(), got = ahead.backend().SampledTokens();
+    ASSERT_EQ(want.size(), batch.logit_rows.size());
+    for (std::size_t i = 0; i < want.size(); ++i) {
+      if (sampling[i].on_host != 0) continue;
+      EXPECT_EQ(got[i], want[i]) << "step " << s << " row " << i;
+      ++compared;
+    }
+  }
+  EXPECT_GT(compared, 100u);
+  for (std::size_t s = 0; s < now.blocks.size(); ++s)
+    for (const BlockView& view : now.blocks[s])
+      for (const auto* pages : {&view.k, &view.v})
+        for (const PageId page : *pages) {
+          if (!page.valid()) continue;
+          EXPECT_EQ(ReadPage(plain.backend(), plain.geometry(), page),
+                    ReadPage(ahead.backend(), ahead.geometry(), page));
+        }
+}
+
 TEST_P(CudaBackend, GraphsGiveTheTokensOfOrdinaryLaunches) {
   const Case c = GetParam();
   World plain(*MakeCudaBackend({.graphs = false}), c, kPages),
@@ -353,15 +415,18 @@ class CudaBackendOps : public testing::Test {
 };
 
 /// Of few rows, and of so many that what SiLU takes is bf16 and the products' algorithms are
-/// chosen.
-void CheckFeedForward(int row_count) {
+/// chosen. `half`: with weights in fp16.
+void CheckFeedForward(int row_count, bool half = false) {
   constexpr int kVocabulary = 40, kHidden = 96, kFeatures = 160;
   const int blocks = (row_count + kBlockTokens - 1) / kBlockTokens;
   std::mt19937 random(9);
   std::normal_distribution<float> normal(0.f, 1.f);
   auto values = [&](std::size_t n, float scale) {
     std::vector<float> v(n);
-    for (float& x : v) x = Bf16ToFloat(FloatToBf16(normal(random) * scale));
+    for (float& x : v) {
+      x = normal(random) * scale;
+      x = half ? F16ToFloat(FloatToF16(x)) : Bf16ToFloat(FloatToBf16(x));
+    }
     return v;
   };
   const auto table = values(kVocabulary * kHidden, 1), gate = values(kFeatures * kHidden, 0.1f),
@@ -372,10 +437,20 @@ void CheckFeedForward(int row_count) {
   std::iota(order.begin(), order.end(), 0);
   std::shuffle(order.begin(), order.end(), random);
   auto run = [&](Backend& backend) {
-    HostMatrix parts[2] = {F32Matrix(gate, kFeatures), F32Matrix(up, kFeatures)};
+    std::deque<std::vector<std::uint16_t>> halves;
+    const auto matrix = [&](const std::vector<float>& v, std::int64_t rows) {
+      HostMatrix m = F32Matrix(v, rows);
+      if (!half) return m;
+      auto& to = halves.emplace_back(v.size());
+      std::transform(v.begin(), v.end(), to.begin(), FloatToF16);
+      m.type = DType::kF16;
+      m.data = std::as_bytes(std::span(to));
+      return m;
+    };
+    HostMatrix parts[2] = {matrix(gate, kFeatures), matrix(up, kFeatures)};
     parts[0].order = parts[1].order = order;
-    const HostMatrix t = F32Matrix(table, kVocabulary), dn = F32Matrix(down, kHidden),
-                     out = F32Matrix(head, kVocabulary);
+    const HostMatrix t = matrix(table, kVocabulary), dn = matrix(down, kHidden),
+                     out = matrix(head, kVocabulary);
     const MatrixId table_id = *backend.AddMatrix({&t, 1}), gate_up = *backend.AddMatrix(parts),
                    down_id = *backend.AddMatrix({&dn, 1}), head_id = *backend.AddMatrix({&out, 1});
     const VectorId norm_id = *backend.AddVector(norm), bias_id = *backend.AddVector(bias);
@@ -416,6 +491,10 @@ void CheckFeedForward(int row_count) {
 
 TEST_F(CudaBackendOps, FeedForwardMatchesTheReference) { CheckFeedForward(37); }
 TEST_F(CudaBackendOps, FeedForwardOfManyRowsMatchesTheReference) { CheckFeedForward(1100); }
+TEST_F(CudaBackendOps, FeedForwardWithHalfWeightsMatchesTheReference) {
+  CheckFeedForward(37, true);
+  CheckFeedForward(1100, true);
+}
 
 TEST_F(CudaBackendOps, CopiesArePageExactInBothDirections) {
   auto backend = *MakeCudaBackend({});

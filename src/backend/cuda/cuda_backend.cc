@@ -183,8 +183,8 @@ class CudaBackend final : public Backend {
     if (Replayed({1, table.value(), out.value()})) return;
     const DeviceMatrix& matrix = matrices_.at(table.value());
     Tensor& to = Writable(out, matrix.cols, ElementType::kF32);
-    LaunchEmbed(matrix.data.data(), inputs_.tokens(), inputs_.rows(), static_cast<int>(matrix.cols),
-                to.data.data(), stream_.get());
+    LaunchEmbed(matrix.data.data(), matrix.type, inputs_.tokens(), inputs_.rows(),
+                static_cast<int>(matrix.cols), to.data.data(), stream_.get());
   }
 
   void RmsNorm(TensorId x, VectorId weight, float eps, TensorId out) override {
@@ -205,11 +205,12 @@ class CudaBackend final : public Backend {
     PLIANT_CHECK(to.cols == matrix.rows && (!accumulate || to.type == ElementType::kF32),
                  "a product and what it is added to disagree");
     to.type = ElementType::kF32;
-    if (inputs_.rows() >= kLeastNarrowRows && !bias.valid() && !accumulate && matrix.rows % 16 == 0)
+    if (inputs_.rows() >= kLeastNarrowRows && !bias.valid() && !accumulate &&
+        matrix.rows % 16 == 0 && matrix.type == WeightType::kBf16)
       waiting_ = {x, weight, out};
     else
-      gemm_->Run(AsBf16(from), matrix.data.data(), OptionalVector(bias), inputs_.rows(),
-                 matrix.rows, matrix.cols, to.data.data(), accumulate, stream_.get());
+      Multiply(AsBf16(from), matrix, OptionalVector(bias), inputs_.rows(), to.data.data(),
+               accumulate);
   }
 
   void QkvToCache(const QkvParams& params, const RopeTable& rope, TensorId qkv) override {
@@ -335,8 +336,7 @@ class CudaBackend final : public Backend {
     LaunchRmsNorm(from.F32(), inputs_.logit_rows(), vectors_.at(norm.value()).data(), eps,
                   static_cast<int>(count), static_cast<int>(from.cols), scratch_.data(),
                   ElementType::kBf16, stream_.get());
-    gemm_->Run(scratch_.data(), matrix.data.data(), nullptr, count, matrix.rows, matrix.cols,
-               logits_.data(), false, stream_.get());
+    Multiply(scratch_.data(), matrix, nullptr, count, logits_.data(), false);
     if (batch_sampling_.empty()) {
       LogitsToHost(0, logit_count_, 0);
       host_rows_ = logit_count_;
@@ -424,7 +424,9 @@ class CudaBackend final : public Backend {
                                   [&](const Tensor& t) { return t.cols == matrix.cols; });
       const auto out = std::find_if(tensors_.rbegin(), tensors_.rend(),
                                     [&](const Tensor& t) { return t.cols == matrix.rows; });
-      if (x == tensors_.end() || out == tensors_.rend() || &*x == &*out) continue;
+      if (x == tensors_.end() || out == tensors_.rend() || &*x == &*out ||
+          matrix.type != WeightType::kBf16)
+        continue;
       const std::int64_t rows = std::min(x->max_rows, out->max_rows);
       if (rows < kLeastTunedRows || !done.emplace(matrix.rows, matrix.cols).second) continue;
       // Real numbers, since a product of zeros takes less power and so less time.
@@ -496,8 +498,7 @@ class CudaBackend final : public Backend {
       gemm_->RunToBf16(x, matrix.data.data(), inputs_.rows(), matrix.rows, matrix.cols, to.Bf16(),
                        stream_.get());
     else
-      gemm_->Run(x, matrix.data.data(), nullptr, inputs_.rows(), matrix.rows, matrix.cols,
-                 to.data.data(), false, stream_.get());
+      Multiply(x, matrix, nullptr, inputs_.rows(), to.data.data(), false);
     waiting_ = {};
   }
 
@@ -558,6 +559,13 @@ class CudaBackend final : public Backend {
       if (batch_sampling_[i].on_host != 0)
         LogitsToHost(static_cast<std::int64_t>(i), 1, host_rows_++);
     }
+  }
+
+  void Multiply(const std::uint16_t* x, const DeviceMatrix& matrix, const float* bias,
+                std::int64_t rows, float* out, bool accumulate) {
+    if (matrix.type == WeightType::kF16) Grow(half_, rows * matrix.cols, "fp16 activations");
+    gemm_->Run(x, half_.data(), matrix.data.data(), matrix.type, bias, rows, matrix.rows,
+               matrix.cols, out, accumulate, stream_.get());
   }
 
   const std::uint16_t* AsBf16(const Tensor& tensor) {
@@ -636,7 +644,7 @@ class CudaBackend final : public Backend {
   DeviceArray<float> partials_;
   DeviceArray<std::uint16_t> gathered_k_, gathered_v_;
   DeviceArray<std::uint8_t> present_;
-  DeviceArray<std::uint16_t> scratch_;
+  DeviceArray<std::uint16_t> scratch_, half_;
   DeviceArray<float> logits_;
   PinnedArray<float> host_logits_;
   std::int64_t logit_columns_ = 0, logit_count_ = 0, host_rows_ = 0;

@@ -3,9 +3,12 @@
 #pragma once
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
+
+#include "backend/cuda/cuda_types.h"
 
 namespace pliant::cuda {
 
@@ -48,6 +51,15 @@ __device__ __forceinline__ float Exp2(float x) {
 __device__ __forceinline__ float Bf16Low(std::uint32_t pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float Bf16High(std::uint32_t pair) {
   return __uint_as_float(pair & 0xffff0000u);
+}
+/// Two neighbouring weights.
+template <WeightType kType>
+__device__ __forceinline__ float2 WeightPair(std::uint32_t pair) {
+  if constexpr (kType == WeightType::kF16) {
+    return __half22float2(*reinterpret_cast<const __half2*>(&pair));
+  } else {
+    return make_float2(Bf16Low(pair), Bf16High(pair));
+  }
 }
 __device__ __forceinline__ std::uint32_t PackBf16(float low, float high) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);

@@ -48,6 +48,8 @@ Result<DeviceMatrix> UploadMatrix(std::span<const HostMatrix> parts) {
     PLIANT_RETURN_IF_ERROR(CheckPart(part, matrix.cols));
     matrix.rows += part.rows;
   }
+  const auto is_half = [](const HostMatrix& part) { return part.type == DType::kF16; };
+  if (std::all_of(parts.begin(), parts.end(), is_half)) matrix.type = WeightType::kF16;
   if (matrix.rows > kMaxElements / matrix.cols)
     return InvalidArgument("a stacked matrix of more than 2^40 elements");
   PLIANT_ASSIGN_OR_RETURN(
@@ -71,7 +73,7 @@ Result<DeviceMatrix> UploadMatrix(std::span<const HostMatrix> parts) {
     for (std::int64_t r = 0; r < part.rows; ++r) {
       const std::byte* from = part.data.data() + (part.order.empty() ? r : part.order[r]) * bytes;
       std::uint16_t* const to = staging.data() + staged * matrix.cols;
-      if (part.type == DType::kBF16) {
+      if (part.type == DType::kBF16 || matrix.type == WeightType::kF16) {
         std::memcpy(to, from, bytes);
       } else {
         DequantizeRow(part.type, from, row);

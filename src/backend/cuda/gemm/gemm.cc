@@ -12,6 +12,7 @@
 
 #include "backend/cuda/device_memory.h"
 #include "backend/cuda/gemv/gemv.h"
+#include "backend/cuda/rowwise/rowwise.h"
 
 namespace pliant::cuda {
 namespace {
@@ -40,7 +41,7 @@ struct Plan {
 };
 
 enum class Mode { kF32, kF32Bias, kBf16 };
-using Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, Mode>;  // rows, n, k
+using Key = std::tuple<std::int64_t, std::int64_t, std::int64_t, WeightType, Mode>;  // rows, n, k
 
 }  // namespace
 
@@ -61,8 +62,8 @@ struct Gemm::State {
     if (handle != nullptr) cublasLtDestroy(handle);
   }
 
-  Plan& PlanFor(std::int64_t rows, std::int64_t n, std::int64_t k, Mode mode) {
-    const auto [it, fresh] = plans.try_emplace(Key{rows, n, k, mode});
+  Plan& PlanFor(std::int64_t rows, std::int64_t n, std::int64_t k, WeightType type, Mode mode) {
+    const auto [it, fresh] = plans.try_emplace(Key{rows, n, k, type, mode});
     Plan& plan = it->second;
     if (!fresh) return plan;
     // cuBLASLt thinks in columns: out (n x rows) = weight (k x n, transposed) times x (k x rows).
@@ -78,8 +79,9 @@ struct Gemm::State {
       PLIANT_CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(
           plan.product, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type));
     }
-    PLIANT_CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.weight, CUDA_R_16BF, k, n, k));
-    PLIANT_CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.x, CUDA_R_16BF, k, rows, k));
+    const cudaDataType operand = type == WeightType::kF16 ? CUDA_R_16F : CUDA_R_16BF;
+    PLIANT_CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.weight, operand, k, n, k));
+    PLIANT_CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.x, operand, k, rows, k));
     PLIANT_CUBLAS_CHECK(cublasLtMatrixLayoutCreate(
         &plan.out, mode == Mode::kBf16 ? CUDA_R_16BF : CUDA_R_32F, n, rows, n));
     plan.algorithm = Proposals(plan, 1).front().algo;
@@ -99,10 +101,10 @@ struct Gemm::State {
     return found;
   }
 
+  /// out = times * x weightᵀ + keep * out
   void Multiply(Plan& plan, const std::uint16_t* x, const std::uint16_t* weight, float keep,
-                void* out, cudaStream_t stream) {
-    const float one = 1.f;
-    PLIANT_CUBLAS_CHECK(cublasLtMatmul(handle, plan.product, &one, weight, plan.weight, x, plan.x,
+                void* out, cudaStream_t stream, float times = 1.f) {
+    PLIANT_CUBLAS_CHECK(cublasLtMatmul(handle, plan.product, &times, weight, plan.weight, x, plan.x,
                                        &keep, out, plan.out, out, plan.out, &plan.algorithm,
                                        workspace.data(), kWorkspaceBytes, stream));
   }
@@ -123,28 +125,36 @@ Result<std::unique_ptr<Gemm>> Gemm::Make() {
   return std::unique_ptr<Gemm>(new Gemm(std::move(state)));
 }
 
-void Gemm::Run(const std::uint16_t* x, const std::uint16_t* weight, const float* bias,
-               std::int64_t rows, std::int64_t n, std::int64_t k, float* out, bool accumulate,
-               cudaStream_t stream) {
+void Gemm::Run(const std::uint16_t* x, std::uint16_t* half_x, const std::uint16_t* weight,
+               WeightType type, const float* bias, std::int64_t rows, std::int64_t n,
+               std::int64_t k, float* out, bool accumulate, cudaStream_t stream) {
   if (rows == 0) return;
-  if (rows == 1 && GemvFits(k)) return LaunchGemv(x, weight, bias, n, k, out, accumulate, stream);
-  Plan& plan = state_->PlanFor(rows, n, k, bias != nullptr ? Mode::kF32Bias : Mode::kF32);
+  if (rows == 1 && GemvFits(k))
+    return LaunchGemv(x, weight, type, bias, n, k, out, accumulate, stream);
+  Plan& plan = state_->PlanFor(rows, n, k, type, bias != nullptr ? Mode::kF32Bias : Mode::kF32);
   if (bias != nullptr) {
     PLIANT_CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(
         plan.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias));
   }
-  state_->Multiply(plan, x, weight, accumulate ? 1.f : 0.f, out, stream);
+  const float keep = accumulate ? 1.f : 0.f;
+  if (type == WeightType::kF16) {
+    LaunchToHalf(x, rows * k, half_x, stream);
+    state_->Multiply(plan, half_x, weight, keep, out, stream, kHalfRange);
+  } else {
+    state_->Multiply(plan, x, weight, keep, out, stream);
+  }
 }
 
 void Gemm::RunToBf16(const std::uint16_t* x, const std::uint16_t* weight, std::int64_t rows,
                      std::int64_t n, std::int64_t k, std::uint16_t* out, cudaStream_t stream) {
   if (rows == 0) return;
-  state_->Multiply(state_->PlanFor(rows, n, k, Mode::kBf16), x, weight, 0.f, out, stream);
+  state_->Multiply(state_->PlanFor(rows, n, k, WeightType::kBf16, Mode::kBf16), x, weight, 0.f, out,
+                   stream);
 }
 
 void Gemm::Tune(const std::uint16_t* x, const std::uint16_t* weight, std::int64_t rows,
                 std::int64_t n, std::int64_t k, void* out, bool to_bf16, const Stream& stream) {
-  Plan& plan = state_->PlanFor(rows, n, k, to_bf16 ? Mode::kBf16 : Mode::kF32);
+  Plan& plan = state_->PlanFor(rows, n, k, WeightType::kBf16, to_bf16 ? Mode::kBf16 : Mode::kF32);
   const auto proposals = state_->Proposals(plan, kCandidates);
   const Event begin(true), end(true);
   const auto time = [&](const cublasLtMatmulAlgo_t& algorithm) {

@@ -1,5 +1,6 @@
 #include "backend/cuda/gemv/gemv.h"
 #include "backend/cuda/overlap.cuh"
+#include "backend/cuda/ptx.cuh"
 
 namespace pliant::cuda {
 namespace {
@@ -7,22 +8,21 @@ namespace {
 constexpr int kThreads = 512, kWarps = kThreads / 32;
 constexpr int kLoads = 4;  // 16-byte loads of weights a lane has under way, twice
 
-__device__ __forceinline__ float Low(std::uint32_t two) { return __uint_as_float(two << 16); }
-__device__ __forceinline__ float High(std::uint32_t two) {
-  return __uint_as_float(two & 0xffff0000u);
+template <WeightType kType>
+__device__ __forceinline__ float DotPair(std::uint32_t w, std::uint32_t x, float sum) {
+  const float2 weight = WeightPair<kType>(w);
+  return fmaf(weight.y, Bf16High(x), fmaf(weight.x, Bf16Low(x), sum));
 }
+template <WeightType kType>
 __device__ __forceinline__ float Dot(uint4 w, uint4 x, float sum) {
-  sum = fmaf(Low(w.x), Low(x.x), sum);
-  sum = fmaf(High(w.x), High(x.x), sum);
-  sum = fmaf(Low(w.y), Low(x.y), sum);
-  sum = fmaf(High(w.y), High(x.y), sum);
-  sum = fmaf(Low(w.z), Low(x.z), sum);
-  sum = fmaf(High(w.z), High(x.z), sum);
-  sum = fmaf(Low(w.w), Low(x.w), sum);
-  return fmaf(High(w.w), High(x.w), sum);
+  sum = DotPair<kType>(w.x, x.x, sum);
+  sum = DotPair<kType>(w.y, x.y, sum);
+  sum = DotPair<kType>(w.z, x.z, sum);
+  return DotPair<kType>(w.w, x.w, sum);
 }
 
 /// One warp an output. The first weights are on their way before the kernel that makes x has ended.
+template <WeightType kType>
 __global__ void __launch_bounds__(kThreads, 2)
     GemvKernel(const std::uint16_t* x, const std::uint16_t* weight, const float* bias, int n,
                int words, float* out, bool accumulate) {
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       const int at = first + 32 * i + lane;
-      if (at < words) sums[i] = Dot(now[i], shared_x[at], sums[i]);
+      if (at < words) sums[i] = Dot<kType>(now[i], shared_x[at], sums[i]);
     }
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) now[i] = next[i];
@@ -66,11 +66,14 @@ __global__ void __launch_bounds__(kThreads, 2)
 
 }  // namespace
 
-void LaunchGemv(const std::uint16_t* x, const std::uint16_t* weight, const float* bias,
-                std::int64_t n, std::int64_t k, float* out, bool accumulate, cudaStream_t stream) {
+void LaunchGemv(const std::uint16_t* x, const std::uint16_t* weight, WeightType type,
+                const float* bias, std::int64_t n, std::int64_t k, float* out, bool accumulate,
+                cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>((n + kWarps - 1) / kWarps));
-  LaunchOverlapped(true, GemvKernel, grid, dim3(kThreads), static_cast<std::size_t>(k) * 2, stream,
-                   x, weight, bias, static_cast<int>(n), static_cast<int>(k / 8), out, accumulate);
+  const auto kernel =
+      type == WeightType::kF16 ? GemvKernel<WeightType::kF16> : GemvKernel<WeightType::kBf16>;
+  LaunchOverlapped(true, kernel, grid, dim3(kThreads), static_cast<std::size_t>(k) * 2, stream, x,
+                   weight, bias, static_cast<int>(n), static_cast<int>(k / 8), out, accumulate);
 }
 
 }  // namespace pliant::cuda

@@ -10,12 +10,13 @@ namespace {
 
 constexpr int kThreads = 256;
 
+template <WeightType kType>
 __global__ void EmbedKernel(const std::uint32_t* table, const std::int32_t* tokens, int pairs,
                             float2* out) {
   const std::int64_t row = blockIdx.x;
   const std::uint32_t* const from = table + static_cast<std::int64_t>(tokens[row]) * pairs;
   for (int i = threadIdx.x; i < pairs; i += kThreads)
-    out[row * pairs + i] = make_float2(Bf16Low(from[i]), Bf16High(from[i]));
+    out[row * pairs + i] = WeightPair<kType>(from[i]);
 }
 
 constexpr int kNormThreads = 512,
@@ -114,6 +115,13 @@ __global__ void SiluMulBf16Kernel(const std::uint16_t* gate_up, int features, st
                  SiluTimesPair(g.w, u.w));
 }
 
+__global__ void ToHalfKernel(const std::uint32_t* from, std::int64_t pairs, __half2* to) {
+  const std::int64_t i = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x;
+  if (i >= pairs) return;
+  constexpr float kBy = 1.f / kHalfRange;
+  to[i] = __floats2half2_rn(Bf16Low(from[i]) * kBy, Bf16High(from[i]) * kBy);
+}
+
 __global__ void ToBf16Kernel(const float* from, std::int64_t count, __nv_bfloat16* to) {
   const std::int64_t i = blockIdx.x * static_cast<std::int64_t>(blockDim.x) + threadIdx.x;
   if (i < count) to[i] = __float2bfloat16_rn(from[i]);
@@ -121,11 +129,13 @@ __global__ void ToBf16Kernel(const float* from, std::int64_t count, __nv_bfloat1
 
 }  // namespace
 
-void LaunchEmbed(const std::uint16_t* table, const std::int32_t* tokens, int rows, int cols,
-                 float* out, cudaStream_t stream) {
+void LaunchEmbed(const std::uint16_t* table, WeightType type, const std::int32_t* tokens, int rows,
+                 int cols, float* out, cudaStream_t stream) {
   if (rows == 0) return;
-  EmbedKernel<<<rows, kThreads, 0, stream>>>(reinterpret_cast<const std::uint32_t*>(table), tokens,
-                                             cols / 2, reinterpret_cast<float2*>(out));
+  const auto kernel =
+      type == WeightType::kF16 ? EmbedKernel<WeightType::kF16> : EmbedKernel<WeightType::kBf16>;
+  kernel<<<rows, kThreads, 0, stream>>>(reinterpret_cast<const std::uint32_t*>(table), tokens,
+                                        cols / 2, reinterpret_cast<float2*>(out));
   PLIANT_CUDA_CHECK_LAUNCH();
 }
 
@@ -161,6 +171,15 @@ void LaunchSiluMul(const std::uint16_t* gate_up, int rows, int features, std::ui
         out + static_cast<std::int64_t>(first) * features);
     PLIANT_CUDA_CHECK_LAUNCH();
   }
+}
+
+void LaunchToHalf(const std::uint16_t* from, std::int64_t count, std::uint16_t* to,
+                  cudaStream_t stream) {
+  if (count == 0) return;
+  const std::int64_t pairs = count / 2;
+  ToHalfKernel<<<static_cast<unsigned>((pairs + kThreads - 1) / kThreads), kThreads, 0, stream>>>(
+      reinterpret_cast<const std::uint32_t*>(from), pairs, reinterpret_cast<__half2*>(to));
+  PLIANT_CUDA_CHECK_LAUNCH();
 }
 
 void LaunchToBf16(const float* from, std::int64_t count, std::uint16_t* to, cudaStream_t stream) {

@@ -11,9 +11,9 @@
 
 namespace pliant::cuda {
 
-/// out[r] = table[tokens[r]] (bf16 to f32).
-void LaunchEmbed(const std::uint16_t* table, const std::int32_t* tokens, int rows, int cols,
-                 float* out, cudaStream_t stream);
+/// out[r] = table[tokens[r]], as f32.
+void LaunchEmbed(const std::uint16_t* table, WeightType type, const std::int32_t* tokens, int rows,
+                 int cols, float* out, cudaStream_t stream);
 
 /// out[r] = x[i] / rms(x[i]) * weight, i = sources[r], or r without sources. x may be out when both
 /// are f32 and sources is null.
@@ -29,5 +29,9 @@ void LaunchSiluMul(const std::uint16_t* gate_up, int rows, int features, std::ui
 
 /// f32 to bf16, round to nearest even.
 void LaunchToBf16(const float* from, std::int64_t count, std::uint16_t* to, cudaStream_t stream);
+
+/// bf16 to fp16, divided by kHalfRange; what is beyond becomes infinite. `count` is even.
+void LaunchToHalf(const std::uint16_t* from, std::int64_t count, std::uint16_t* to,
+                  cudaStream_t stream);
 
 }  // namespace pliant::cuda
