@@ -188,6 +188,8 @@ void EngineFlags::AddTo(CLI::App& app) {
       ->check(CLI::Range(0, 4096));
 #if defined(PLIANT_CUDA)
   app.add_flag("--no-cuda-graphs", no_cuda_graphs, "Launch every step's kernels one by one");
+  app.add_flag("--no-steps-ahead", no_steps_ahead,
+               "Plan each step when the one before has ended, not while it runs");
 #endif
   app.add_option("--max-queue", max_waiting, "Requests that may wait; beyond it clients get 429")
       ->capture_default_str()
@@ -290,6 +292,7 @@ Result<std::unique_ptr<Engine>> StartEngine(const EngineFlags& flags, OpenedMode
                                   : std::min(flags.context, opened.model->config().context_length);
   PLIANT_RETURN_IF_ERROR(SetHistory(flags, &options.sched.history));
   options.calibrate = !flags.no_calibration;
+  options.steps_ahead = !flags.no_steps_ahead;
   {
     Progress progress("loading " + std::filesystem::path(opened.path).filename().string());
     PLIANT_RETURN_IF_ERROR(opened.model->Load(

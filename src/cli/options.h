@@ -39,7 +39,7 @@ struct EngineFlags {
   int max_batch_tokens = 0;  // 0: by the backend
   int max_running = 0;       // 0: by the backend
   int max_waiting = 256;
-  bool no_cuda_graphs = false;
+  bool no_cuda_graphs = false, no_steps_ahead = false;
   void AddTo(CLI::App& app);
 };
 

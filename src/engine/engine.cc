@@ -249,7 +249,7 @@ Result<std::unique_ptr<Engine>> MakeEngine(const EngineOptions& options,
   auto scheduler = std::make_unique<Scheduler>(sched, *kv, clock);
   const std::int64_t max_context = scheduler->MaxContext();
   auto loop = std::make_unique<StepLoop>(backend.get(), model, tokenizer, std::move(kv),
-                                         std::move(scheduler), &clock);
+                                         std::move(scheduler), &clock, options.steps_ahead);
   return std::unique_ptr<Engine>(
       std::make_unique<EngineImpl>(std::move(backend), std::move(loop), max_context, max_waiting));
 }

@@ -3,6 +3,8 @@
 // queue.
 #pragma once
 
+#include <array>
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -43,11 +45,15 @@ struct EngineStats {
   std::int64_t plan_nanoseconds =
       0;  // deciding on steps, ladder and copies included; the device idles meanwhile
   std::int64_t settle_nanoseconds = 0;  // taking results in and handing tokens over, likewise
-  // Where a device works by itself: steps planned while the one before ran, the time that took, and
-  // the time from the end of a step until all of the next one was given to the device.
-  std::int64_t steps_ahead = 0, hidden_nanoseconds = 0, idle_nanoseconds = 0;
+  // Where a device works by itself: steps planned while the one before ran, and the time that took;
+  // and how long it waited before steps of decodes alone, by upper bound IdleBound.
+  std::int64_t steps_ahead = 0, hidden_nanoseconds = 0;
+  std::array<std::int64_t, 48> idle_counts{};
   std::int64_t nonfinite_requests = 0;  // ended because their logits were not finite
 };
+
+/// Of EngineStats::idle_counts: nanoseconds, four bounds an octave from a microsecond on.
+inline double IdleBound(std::size_t i) { return 1e3 * std::exp2(0.25 * static_cast<double>(i)); }
 
 class Engine {
  public:

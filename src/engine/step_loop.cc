@@ -10,13 +10,14 @@ namespace pliant {
 
 StepLoop::StepLoop(Backend* backend, Model* model, const Tokenizer* tokenizer,
                    std::unique_ptr<KvManager> kv, std::unique_ptr<Scheduler> scheduler,
-                   const Clock* clock)
+                   const Clock* clock, bool steps_ahead)
     : backend_(backend),
       model_(model),
       tokenizer_(tokenizer),
       clock_(clock),
       kv_(std::move(kv)),
-      scheduler_(std::move(scheduler)) {}
+      scheduler_(std::move(scheduler)),
+      steps_ahead_(steps_ahead) {}
 
 void StepLoop::Add(RequestId id, GenerateRequest request, EventSink sink,
                    std::uint64_t random_seed) {
@@ -98,15 +99,20 @@ Nanoseconds StepLoop::Step() {
 
 void StepLoop::WhileRunning() {
   const Nanoseconds started = clock_->Now();
-  counters_.idle_nanoseconds += started - ran_at_;
   device_works_ = true;
   SettleRun();
   HandOver();
   scheduler_->WhileRunning();
-  next_ = scheduler_->PlanNext();
+  if (steps_ahead_) next_ = scheduler_->PlanNext();
   if (!next_.empty()) backend_->PrepareStep(next_.batch());
   HandleSchedulerEvents();
   counters_.hidden_nanoseconds += clock_->Now() - started;
+}
+
+void StepLoop::CountIdle(Nanoseconds waited) {
+  std::size_t i = 0;
+  while (i + 1 < counters_.idle_counts.size() && static_cast<double>(waited) > IdleBound(i)) ++i;
+  ++counters_.idle_counts[i];
 }
 
 void StepLoop::SettleRun() {
@@ -155,7 +161,10 @@ Status StepLoop::Run(const StepPlan& plan) {
     batch.sampled_columns = static_cast<std::int32_t>(ValidTokens());
     batch.changes = changes_;
   }
-  const Status status = model_->Forward(*backend_, batch, [this] { WhileRunning(); });
+  const Status status = model_->Forward(*backend_, batch, [this, &plan] {
+    if (plan.prefill_rows() == 0) CountIdle(clock_->Now() - ran_at_);
+    WhileRunning();
+  });
   ran_at_ = clock_->Now();
   if (!status.ok()) return status;
   ReportPrefill(plan);

@@ -19,7 +19,8 @@ namespace pliant {
 class StepLoop {
  public:
   StepLoop(Backend* backend, Model* model, const Tokenizer* tokenizer,
-           std::unique_ptr<KvManager> kv, std::unique_ptr<Scheduler> scheduler, const Clock* clock);
+           std::unique_ptr<KvManager> kv, std::unique_ptr<Scheduler> scheduler, const Clock* clock,
+           bool steps_ahead);
   ~StepLoop() { ForgetNext(); }
 
   /// Takes a request in; what is wrong with it is told to its sink.
@@ -52,6 +53,7 @@ class StepLoop {
 
   Status Run(const StepPlan& plan);
   void WhileRunning();
+  void CountIdle(Nanoseconds waited);
   void TakeTokens(const StepPlan& plan, const StepBatch& batch);  // into sampled_
   void SettleRun();                                               // run_, if it is not settled yet
   void ForgetNext();                                              // settles run_; gives next_ up
@@ -94,6 +96,7 @@ class StepLoop {
     TokenEvent event;
   };
   std::vector<Delivery> deliveries_;
+  const bool steps_ahead_;
   StepPlan run_, next_;        // has run, but is not settled; planned while that one ran
   bool device_works_ = false;  // steps run behind: tokens are handed over during the next one
   bool new_request_ = false;   // since next_ was planned, and nobody else waits to begin

@@ -14,6 +14,18 @@ double Seconds(Nanoseconds from, Nanoseconds to) {
   return static_cast<double>(to - from) / static_cast<double>(kNanosPerSecond);
 }
 
+/// What half of the waits between two readings did not pass, in seconds; 0 without any.
+double IdleMedian(const EngineStats& before, const EngineStats& after) {
+  std::int64_t all = 0, so_far = 0;
+  for (std::size_t i = 0; i < after.idle_counts.size(); ++i)
+    all += after.idle_counts[i] - before.idle_counts[i];
+  for (std::size_t i = 0; i < after.idle_counts.size(); ++i) {
+    so_far += after.idle_counts[i] - before.idle_counts[i];
+    if (all > 0 && 2 * so_far >= all) return IdleBound(i) * 1e-9;
+  }
+  return 0;
+}
+
 // What is known of one request; written by the engine thread under the mutex of Run.
 struct Track {
   Nanoseconds due = 0, first = 0, last = 0;
@@ -214,7 +226,7 @@ class Run {
     result_.plan_seconds = Seconds(before_.plan_nanoseconds, after.plan_nanoseconds);
     result_.settle_seconds = Seconds(before_.settle_nanoseconds, after.settle_nanoseconds);
     result_.hidden_seconds = Seconds(before_.hidden_nanoseconds, after.hidden_nanoseconds);
-    result_.idle_seconds = Seconds(before_.idle_nanoseconds, after.idle_nanoseconds);
+    result_.idle_p50 = IdleMedian(before_, after);
     result_.steps_ahead = after.steps_ahead - before_.steps_ahead;
   }
 

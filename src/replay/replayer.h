@@ -41,8 +41,8 @@ struct ReplayResult {
   std::int64_t peak_running = 0, peak_waiting = 0;
   std::int64_t steps = 0;
   // As EngineStats, over all steps.
-  double step_seconds = 0, plan_seconds = 0, settle_seconds = 0, hidden_seconds = 0,
-         idle_seconds = 0;
+  double step_seconds = 0, plan_seconds = 0, settle_seconds = 0, hidden_seconds = 0;
+  double idle_p50 = 0;  // seconds that a device waited before a step of decodes, half of the times
   std::int64_t steps_ahead = 0;
   int lowest_k_bits = 16, lowest_v_bits = 16;
   std::vector<ReplaySample> samples;
