@@ -20,7 +20,7 @@ class StepLoop {
  public:
   StepLoop(Backend* backend, Model* model, const Tokenizer* tokenizer,
            std::unique_ptr<KvManager> kv, std::unique_ptr<Scheduler> scheduler, const Clock* clock,
-           bool steps_ahead);
+           bool steps_ahead = true);
   ~StepLoop() { ForgetNext(); }
 
   /// Takes a request in; what is wrong with it is told to its sink.
