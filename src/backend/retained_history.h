@@ -39,6 +39,7 @@ struct RetentionOptions {
   std::int32_t most_returns = 2;  // of one unit in one step
   std::int32_t sink_tokens = 4;   // first tokens, never dropped
   float redundancy = 2;
+  bool query_means = false;  // running means of the queries are kept, for Divergence
   bool operator==(const RetentionOptions&) const = default;
 };
 
@@ -52,10 +53,12 @@ struct PlanePlace {
 /// Knows the originals of a sequence's blocks. Called from the threads of a step.
 class RowSource {
  public:
+  static constexpr int kAllUnits = -1;
   virtual ~RowSource() = default;
-  /// Plane `plane` of K or V of block `block`, verified; not found when it is gone or spoiled.
-  /// `buffer`: a page's bytes that the answer may lie in.
-  virtual PlanePlace Find(std::int32_t block, bool is_v, int plane,
+  /// Plane `plane` of K or V of block `block`; not found when it is gone or spoiled. Verified, and
+  /// there to be read, is what the page holds of `unit`, or all of it. `buffer`: a page's bytes
+  /// that the answer may lie in.
+  virtual PlanePlace Find(std::int32_t block, bool is_v, int plane, int unit,
                           std::span<std::byte> buffer) = 0;
 };
 
@@ -87,7 +90,7 @@ class RetainedHistory {
   void NoteKeys(int unit, std::span<const float> keys);
   void EndNote() { ++noted_; }
   /// Mean over heads of 1 - cos between short and long running means of the queries. 0 before the
-  /// first query.
+  /// first query. Only with query_means.
   double Divergence() const;
 
   /// A slot that a token moves into.
@@ -110,11 +113,14 @@ class RetainedHistory {
   std::span<const std::int32_t> KeptTokens(int unit) const { return units_[unit].kept_token; }
 
   // ---- in a step
-  /// A query head's row before norm and RoPE.
+  /// A query head's row before norm and RoPE. Only with query_means.
   void NoteQuery(int layer, int head, const float* query);
   /// Bit t: token 32 block + t is kept.
   std::uint32_t Kept(int unit, std::int32_t block) const { return units_[unit].kept[block]; }
-  /// shares: [kept tokens, then the tokens from frontier() * 32 on], each token's attention.
+  /// The attention so far of what takes part, in the order of attention: by slot, then the tokens
+  /// from frontier() * 32 on, as far as there is room for (whole blocks). A row adds to it what
+  /// each token got.
+  std::span<float> Scores(int unit) { return units_[unit].score; }
   void AddScores(int unit, std::span<const float> shares);
   /// masses [2 frontier()]: of each page of 16 tokens, what a query head would give to its dropped
   /// ones, in units of what it gives to all that take part. The page that should return, or -1.
@@ -125,9 +131,10 @@ class RetainedHistory {
   void Lose(int unit, std::int32_t page) { units_[unit].lost.push_back(page); }
 
   // ---- for reports and tests
-  float score(int unit, std::int32_t token) const { return units_[unit].score[token]; }
+  /// Attention so far; of a dropped token, until it left.
+  float score(int unit, std::int32_t token) const;
   /// (1 - likeness to the most similar later key)^redundancy.
-  float weight(int unit, std::int32_t token) const { return units_[unit].weight[token]; }
+  float weight(int unit, std::int32_t token) const;
   // Sums over units.
   std::int64_t dropped_tokens() const;  // now
   std::int64_t returned_pages() const;  // so far
@@ -143,17 +150,25 @@ class RetainedHistory {
   struct Unit {
     std::vector<std::int32_t> kept_token;  // by slot
     std::vector<std::uint32_t> kept;       // by block
-    std::vector<float> score, weight;      // by token
-    std::vector<std::uint64_t> signs;      // [token][words_]; with returns only
-    Keys slot_keys, whole_keys;            // by slot; of tokens from frontier() on. Else empty.
-    std::vector<double> key_sum;           // [head_dim]
+    // Of what takes part, one behind the other, as Scores: they are read in each step, and for each
+    // return.
+    std::vector<float> score, weight;
+    // With returns only. Of dropped tokens, by token; signs of all, [token][words_], and of kept
+    // ones, [slot][words_].
+    std::vector<float> left_score, left_weight;
+    std::vector<std::uint64_t> signs, slot_signs;
+    Keys slot_keys, whole_keys;   // without: by slot; of tokens from frontier() on
+    std::vector<double> key_sum;  // [head_dim]
     std::int64_t keys_summed = 0;
     std::vector<std::int32_t> lost;  // pages
     std::int64_t returned_pages = 0, returned_tokens = 0;
   };
-  float Use(const Unit& unit, std::int32_t token) const;
+  static float Use(float score, float weight);
   float WeightAt(float likeness) const;
   void Place(Unit& unit, std::int32_t token, std::int32_t slot);
+  void Leave(Unit& unit, std::int32_t token, std::size_t at);
+  /// Where a token that takes part is in Unit::score; of others -1.
+  std::ptrdiff_t PlaceOf(const Unit& unit, std::int32_t token) const;
   void NoteSigns(Unit& unit, std::span<const float> keys);
   void NoteExactly(Unit& unit, std::span<const float> keys);
   void ForgetOldestWhole();
@@ -167,6 +182,7 @@ class RetainedHistory {
   std::vector<Unit> units_;
   std::vector<float> short_mean_, long_mean_;  // [layers][heads][head_dim] of queries
   std::vector<std::uint8_t> query_seen_;       // [layers][heads]
+  std::int64_t reserved_ = 0;                  // tokens, whole blocks
   std::int32_t frontier_ = 0, kept_blocks_ = 0, noted_ = 0;
 };
 

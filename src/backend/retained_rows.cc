@@ -87,8 +87,8 @@ void DecodeKeys(const PageMemory& memory, const OriginalBlock& original, int pla
 
 }  // namespace
 
-bool OriginalBlock::Load(const PageMemory& memory, RowSource& source, std::int32_t block, int k,
-                         int v) {
+bool OriginalBlock::Load(const PageMemory& memory, RowSource& source, std::int32_t block, int unit,
+                         int k, int v) {
   // Not set to zero: only a store that keeps its pages elsewhere uses it.
   const std::size_t bytes = memory.page_bytes * (k + v);
   if (bytes > buffer_bytes_) buffer_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
@@ -96,7 +96,7 @@ bool OriginalBlock::Load(const PageMemory& memory, RowSource& source, std::int32
   std::span<std::byte> room(buffer_.get(), bytes);
   const auto load = [&](bool is_v, int planes, std::array<const std::byte*, kPlanes>& to) {
     for (int p = 0; p < planes; ++p) {
-      const PlanePlace place = source.Find(block, is_v, p, room.first(memory.page_bytes));
+      const PlanePlace place = source.Find(block, is_v, p, unit, room.first(memory.page_bytes));
       room = room.subspan(memory.page_bytes);
       if (!place.found()) return false;
       to[p] = place.page.valid() ? memory.Page(place.page) : place.host;
@@ -140,7 +140,8 @@ Status NoteRows(const PageMemory& memory, RetainedHistory& history, const KeyDec
     for (std::int32_t block = first; block < blocks; ++block) {
       // Eight bits, which every cache has, tell the sign of all but the smallest differences.
       constexpr int kPlanesRead = 2;
-      if (!original.Load(memory, history.source(), block, kPlanesRead, 0)) return Gone(block);
+      if (!original.Load(memory, history.source(), block, RowSource::kAllUnits, kPlanesRead, 0))
+        return Gone(block);
       angles.Set(decoding.inv_freq, block * kBlockTokens);
       for (int layer = 0; layer < g.layers; ++layer) {
         for (int head = 0; head < g.kv_heads; ++head) {
@@ -168,8 +169,8 @@ Status DropRows(const PageMemory& memory, RetainedHistory& history,
                            std::to_string(before));
   const KvGeometry& g = memory.geometry;
   OriginalBlock original;
-  if (!original.Load(memory, history.source(), history.frontier(), ResidentPlanes(kept[0].k),
-                     ResidentPlanes(kept[0].v)))
+  if (!original.Load(memory, history.source(), history.frontier(), RowSource::kAllUnits,
+                     ResidentPlanes(kept[0].k), ResidentPlanes(kept[0].v)))
     return Gone(history.frontier());
   const std::int32_t first_token = history.frontier() * kBlockTokens;
   std::vector<Move> moves;
@@ -205,8 +206,8 @@ Status RefillRows(const PageMemory& memory, RetainedHistory& history,
     bool loaded = false;
     for (int unit = 0; unit < history.units(); ++unit) {
       if (history.Kept(unit, block) == 0) continue;
-      if (!loaded && !original.Load(memory, history.source(), block, ResidentPlanes(kept[0].k),
-                                    ResidentPlanes(kept[0].v)))
+      if (!loaded && !original.Load(memory, history.source(), block, RowSource::kAllUnits,
+                                    ResidentPlanes(kept[0].k), ResidentPlanes(kept[0].v)))
         return Gone(block);
       loaded = true;
       moves.clear();
@@ -227,8 +228,8 @@ bool ReturnRows(const PageMemory& memory, RetainedHistory& history, int layer, i
   const int unit = history.UnitOf(layer, kv_head);
   const std::int32_t block = page * kReturnTokens / kBlockTokens;
   OriginalBlock original;
-  if (kept.empty() || !original.Load(memory, history.source(), block, ResidentPlanes(kept[0].k),
-                                     ResidentPlanes(kept[0].v))) {
+  if (kept.empty() || !original.Load(memory, history.source(), block, unit,
+                                     ResidentPlanes(kept[0].k), ResidentPlanes(kept[0].v))) {
     history.Lose(unit, page);
     return false;
   }

@@ -26,8 +26,10 @@ struct PageMemory {
 /// The planes of one original block, wherever they lie.
 class OriginalBlock {
  public:
-  /// The first `k` planes of K and `v` of V. False when one is gone or spoiled.
-  bool Load(const PageMemory& memory, RowSource& source, std::int32_t block, int k, int v);
+  /// The first `k` planes of K and `v` of V: what they hold of `unit`, or of all. False when one is
+  /// gone or spoiled.
+  bool Load(const PageMemory& memory, RowSource& source, std::int32_t block, int unit, int k,
+            int v);
   const std::byte* K(int plane) const { return k_[plane]; }
   const std::byte* V(int plane) const { return v_[plane]; }
 

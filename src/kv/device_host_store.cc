@@ -12,8 +12,11 @@ namespace {
 
 class DeviceHostStore final : public ExactStore {
  public:
-  DeviceHostStore(HostMemory memory, std::uint32_t slots, std::size_t page_bytes)
-      : ExactStore(slots, page_bytes), memory_(std::move(memory)), state_(slots, IoState::kDone) {
+  DeviceHostStore(HostMemory memory, std::uint32_t slots, std::size_t page_bytes,
+                  std::size_t part_bytes)
+      : ExactStore(slots, page_bytes, part_bytes),
+        memory_(std::move(memory)),
+        state_(slots, IoState::kDone) {
     worker_ = std::thread([this] { Work(); });
   }
   ~DeviceHostStore() override {
@@ -27,8 +30,8 @@ class DeviceHostStore final : public ExactStore {
 
   std::byte* Map(SlotId slot) override { return memory_.get() + slot.value() * page_bytes_; }
   void Unmap(SlotId) override {}
-  void StartSave(SlotId slot) override { Enqueue({slot, true, 0}); }
-  void StartFetch(SlotId slot) override { Enqueue({slot, false, checksums_[slot.value()]}); }
+  void StartSave(SlotId slot) override { Enqueue({slot, true}); }
+  void StartFetch(SlotId slot) override { Enqueue({slot, false}); }
   IoState Poll(SlotId slot) override {
     if (any_done_.load(std::memory_order_acquire)) Drain();
     return state_[slot.value()];
@@ -42,17 +45,16 @@ class DeviceHostStore final : public ExactStore {
     gathered_.clear();
     wake_.notify_one();
   }
-  const std::byte* Peek(SlotId slot, std::span<std::byte>) const override {
-    const std::byte* page = memory_.get() + slot.value() * page_bytes_;
-    return IsRight(slot, page) ? page : nullptr;
-  }
   void CorruptForTest(SlotId slot) override { Map(slot)[page_bytes_ / 2] ^= std::byte{4}; }
 
  private:
+  const std::byte* Read(SlotId slot, ByteRange, std::byte*) const override {
+    return memory_.get() + slot.value() * page_bytes_;
+  }
+
   struct Job {
     SlotId slot;
     bool save = false;
-    std::uint64_t checksum = 0;  // expected (fetch) or found (save, when done)
     IoState state = IoState::kPending;
   };
 
@@ -62,16 +64,13 @@ class DeviceHostStore final : public ExactStore {
   }
   void Drain() {
     std::lock_guard lock(mutex_);
-    for (const Job& job : done_) {
-      if (job.save) checksums_[job.slot.value()] = job.checksum;
-      state_[job.slot.value()] = job.state;
-    }
+    for (const Job& job : done_) state_[job.slot.value()] = job.state;
     done_.clear();
     any_done_.store(false, std::memory_order_relaxed);
   }
 
-  // The worker: reads only the jobs' pages. It takes all jobs at once: the engine thread seldom
-  // meets the lock held.
+  // The worker: touches only the jobs' pages and checksums. It takes all jobs at once: the engine
+  // thread seldom meets the lock held.
   void Work() {
     std::vector<Job> taken;
     std::unique_lock lock(mutex_);
@@ -81,9 +80,9 @@ class DeviceHostStore final : public ExactStore {
       taken.swap(jobs_);
       lock.unlock();
       for (Job& job : taken) {
-        const std::uint64_t found = StoreChecksum({Map(job.slot), page_bytes_});
-        job.state = job.save || found == job.checksum ? IoState::kDone : IoState::kCorrupt;
-        if (job.save) job.checksum = found;
+        if (job.save) Sum(job.slot, Map(job.slot));
+        const bool right = job.save || IsRight(job.slot, Map(job.slot));
+        job.state = right ? IoState::kDone : IoState::kCorrupt;
       }
       lock.lock();
       done_.insert(done_.end(), taken.begin(), taken.end());
@@ -107,9 +106,10 @@ class DeviceHostStore final : public ExactStore {
 }  // namespace
 
 Result<std::unique_ptr<ExactStore>> MakeDeviceHostStore(HostMemory memory, std::uint32_t slots,
-                                                        std::size_t page_bytes) {
+                                                        std::size_t page_bytes,
+                                                        std::size_t part_bytes) {
   return std::unique_ptr<ExactStore>(
-      std::make_unique<DeviceHostStore>(std::move(memory), slots, page_bytes));
+      std::make_unique<DeviceHostStore>(std::move(memory), slots, page_bytes, part_bytes));
 }
 
 }  // namespace pliant

@@ -12,6 +12,7 @@ namespace pliant {
 
 /// `memory` holds at least slots * page_bytes bytes.
 Result<std::unique_ptr<ExactStore>> MakeDeviceHostStore(HostMemory memory, std::uint32_t slots,
-                                                        std::size_t page_bytes);
+                                                        std::size_t page_bytes,
+                                                        std::size_t part_bytes);
 
 }  // namespace pliant

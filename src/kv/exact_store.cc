@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 #include <limits>
+#include <new>
 
 #include "base/size.h"
 #include "kv/device_host_store.h"
@@ -44,8 +45,15 @@ std::uint64_t StoreChecksum(std::span<const std::byte> bytes) {
   return sum;
 }
 
-ExactStore::ExactStore(std::uint32_t slots, std::size_t page_bytes)
-    : slots_(slots), page_bytes_(page_bytes), taken_(slots), checksums_(slots) {
+ExactStore::ExactStore(std::uint32_t slots, std::size_t page_bytes, std::size_t part_bytes)
+    : slots_(slots),
+      page_bytes_(page_bytes),
+      part_bytes_(part_bytes),
+      parts_((page_bytes + part_bytes - 1) / part_bytes),
+      taken_(slots),
+      checksums_(static_cast<std::uint64_t*>(
+          std::calloc(std::max<std::size_t>(slots, 1), parts_ * sizeof(std::uint64_t)))) {
+  if (checksums_ == nullptr) throw std::bad_alloc();
   free_.reserve(slots);
   for (std::uint32_t i = slots; i-- > 0;) free_.push_back(SlotId(i));
 }
@@ -64,34 +72,64 @@ void ExactStore::Give(SlotId slot) {
   free_.push_back(slot);
 }
 
+void ExactStore::Sum(SlotId slot, const std::byte* page) {
+  std::uint64_t* sums = checksums_.get() + slot.value() * parts_;
+  for (std::size_t at = 0; at < page_bytes_; at += part_bytes_)
+    *sums++ = StoreChecksum({page + at, std::min(part_bytes_, page_bytes_ - at)});
+}
+
+ByteRange ExactStore::WholeParts(ByteRange range) const {
+  return {range.first / part_bytes_ * part_bytes_,
+          std::min((range.end + part_bytes_ - 1) / part_bytes_ * part_bytes_, page_bytes_)};
+}
+
+bool ExactStore::IsRight(SlotId slot, const std::byte* page, ByteRange range) const {
+  const std::uint64_t* sums = checksums_.get() + slot.value() * parts_ + range.first / part_bytes_;
+  for (std::size_t at = range.first; at < range.end; at += part_bytes_) {
+    if (StoreChecksum({page + at, std::min(part_bytes_, page_bytes_ - at)}) != *sums++)
+      return false;
+  }
+  return true;
+}
+
+const std::byte* ExactStore::Peek(SlotId slot, std::span<const ByteRange> ranges,
+                                  std::span<std::byte> buffer) const {
+  const std::byte* page = nullptr;
+  for (const ByteRange& range : ranges) {
+    const ByteRange parts = WholeParts(range);
+    page = Read(slot, parts, buffer.data());
+    if (page == nullptr || !IsRight(slot, page, parts)) return nullptr;
+  }
+  return page;
+}
+
 namespace {
 
 /// Slots are the memory itself; pages of the arena are touched (and so become resident) only when
 /// first used.
 class RamStore final : public ExactStore {
  public:
-  RamStore(std::byte* arena, std::uint32_t slots, std::size_t page_bytes)
-      : ExactStore(slots, page_bytes), arena_(arena), state_(slots, IoState::kDone) {}
+  RamStore(std::byte* arena, std::uint32_t slots, std::size_t page_bytes, std::size_t part_bytes)
+      : ExactStore(slots, page_bytes, part_bytes), arena_(arena), state_(slots, IoState::kDone) {}
   ~RamStore() override { munmap(arena_, static_cast<std::size_t>(slots_) * page_bytes_); }
 
   std::byte* Map(SlotId slot) override { return arena_ + slot.value() * page_bytes_; }
   void Unmap(SlotId) override {}
   void StartSave(SlotId slot) override {
-    checksums_[slot.value()] = StoreChecksum({Map(slot), page_bytes_});
+    Sum(slot, Map(slot));
     state_[slot.value()] = IoState::kDone;
   }
   void StartFetch(SlotId slot) override {
-    const bool right = StoreChecksum({Map(slot), page_bytes_}) == checksums_[slot.value()];
-    state_[slot.value()] = right ? IoState::kDone : IoState::kCorrupt;
+    state_[slot.value()] = IsRight(slot, Map(slot)) ? IoState::kDone : IoState::kCorrupt;
   }
   IoState Poll(SlotId slot) override { return state_[slot.value()]; }
-  const std::byte* Peek(SlotId slot, std::span<std::byte>) const override {
-    const std::byte* page = arena_ + slot.value() * page_bytes_;
-    return IsRight(slot, page) ? page : nullptr;
-  }
   void CorruptForTest(SlotId slot) override { Map(slot)[page_bytes_ / 2] ^= std::byte{4}; }
 
  private:
+  const std::byte* Read(SlotId slot, ByteRange, std::byte*) const override {
+    return arena_ + slot.value() * page_bytes_;
+  }
+
   std::byte* arena_;
   std::vector<IoState> state_;
 };
@@ -99,7 +137,8 @@ class RamStore final : public ExactStore {
 }  // namespace
 
 Result<std::unique_ptr<ExactStore>> MakeExactStore(const StoreSpec& spec, std::size_t page_bytes,
-                                                   std::uint32_t buffers, HostMemory memory) {
+                                                   std::size_t part_bytes, std::uint32_t buffers,
+                                                   HostMemory memory) {
   if (spec.kind == StoreSpec::Kind::kNone) return std::unique_ptr<ExactStore>();
   const std::uint64_t count = std::min<std::uint64_t>(
       spec.bytes / page_bytes, std::numeric_limits<std::uint32_t>::max() - 1);
@@ -109,9 +148,10 @@ Result<std::unique_ptr<ExactStore>> MakeExactStore(const StoreSpec& spec, std::s
   }
   const auto slots = static_cast<std::uint32_t>(count);
   if (spec.kind == StoreSpec::Kind::kFile) {
-    return MakeFileStore(spec.path, slots, page_bytes, buffers);
+    return MakeFileStore(spec.path, slots, page_bytes, part_bytes, buffers);
   }
-  if (memory != nullptr) return MakeDeviceHostStore(std::move(memory), slots, page_bytes);
+  if (memory != nullptr)
+    return MakeDeviceHostStore(std::move(memory), slots, page_bytes, part_bytes);
   void* arena = mmap(nullptr, static_cast<std::size_t>(slots) * page_bytes, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (arena == MAP_FAILED) {
@@ -119,7 +159,7 @@ Result<std::unique_ptr<ExactStore>> MakeExactStore(const StoreSpec& spec, std::s
                        " bytes in RAM: " + std::strerror(errno));
   }
   return std::unique_ptr<ExactStore>(
-      std::make_unique<RamStore>(static_cast<std::byte*>(arena), slots, page_bytes));
+      std::make_unique<RamStore>(static_cast<std::byte*>(arena), slots, page_bytes, part_bytes));
 }
 
 }  // namespace pliant

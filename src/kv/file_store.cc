@@ -17,8 +17,9 @@ constexpr std::uint32_t kNoBuffer = ~0u;
 
 class FileStore final : public ExactStore {
  public:
-  FileStore(int fd, std::uint32_t slots, std::size_t page_bytes, std::uint32_t buffers)
-      : ExactStore(slots, page_bytes),
+  FileStore(int fd, std::uint32_t slots, std::size_t page_bytes, std::size_t part_bytes,
+            std::uint32_t buffers)
+      : ExactStore(slots, page_bytes, part_bytes),
         fd_(fd),
         staging_(buffers * page_bytes),
         buffer_of_(slots, kNoBuffer),
@@ -51,16 +52,11 @@ class FileStore final : public ExactStore {
     free_buffers_.push_back(buffer);
     buffer = kNoBuffer;
   }
-  void StartSave(SlotId slot) override { Enqueue({slot, Buffer(slot), true, 0}); }
-  void StartFetch(SlotId slot) override {
-    Enqueue({slot, Buffer(slot), false, checksums_[slot.value()]});
-  }
+  void StartSave(SlotId slot) override { Enqueue({slot, Buffer(slot), true}); }
+  void StartFetch(SlotId slot) override { Enqueue({slot, Buffer(slot), false}); }
   IoState Poll(SlotId slot) override {
     Drain();
     return state_[slot.value()];
-  }
-  const std::byte* Peek(SlotId slot, std::span<std::byte> buffer) const override {
-    return ReadPage(slot, buffer.data()) && IsRight(slot, buffer.data()) ? buffer.data() : nullptr;
   }
   void CorruptForTest(SlotId slot) override {
     std::byte byte{};
@@ -71,16 +67,17 @@ class FileStore final : public ExactStore {
   }
 
  private:
+  const std::byte* Read(SlotId slot, ByteRange range, std::byte* buffer) const override {
+    return ReadFile(slot, range, buffer) ? buffer : nullptr;
+  }
+
   struct Job {
     SlotId slot;
     std::byte* buffer;
     bool save;
-    std::uint64_t checksum;
   };
   struct Done {
     SlotId slot;
-    bool save;
-    std::uint64_t checksum;
     IoState state;
   };
 
@@ -101,14 +98,11 @@ class FileStore final : public ExactStore {
   }
   void Drain() {
     std::lock_guard lock(mutex_);
-    for (const Done& done : done_) {
-      if (done.save) checksums_[done.slot.value()] = done.checksum;
-      state_[done.slot.value()] = done.state;
-    }
+    for (const Done& done : done_) state_[done.slot.value()] = done.state;
     done_.clear();
   }
 
-  // The worker: touches only the job's buffer and the file.
+  // The worker: touches only the job's buffer, the slot's checksums and the file.
   void Work() {
     std::unique_lock lock(mutex_);
     while (true) {
@@ -122,23 +116,24 @@ class FileStore final : public ExactStore {
       done_.push_back(done);
     }
   }
-  Done Save(const Job& job) const {
-    const std::uint64_t checksum = StoreChecksum({job.buffer, page_bytes_});
+  Done Save(const Job& job) {
+    Sum(job.slot, job.buffer);
     std::size_t at = 0;
     while (at < page_bytes_) {
       const ssize_t n =
           pwrite(fd_, job.buffer + at, page_bytes_ - at, Offset(job.slot) + static_cast<off_t>(at));
       if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) return {job.slot, true, checksum, IoState::kFailed};
+      if (n <= 0) return {job.slot, IoState::kFailed};
       at += static_cast<std::size_t>(n);
     }
-    return {job.slot, true, checksum, IoState::kDone};
+    return {job.slot, IoState::kDone};
   }
-  bool ReadPage(SlotId slot, std::byte* to) const {
-    std::size_t at = 0;
-    while (at < page_bytes_) {
+  /// `page`: what is read goes to its place there.
+  bool ReadFile(SlotId slot, ByteRange range, std::byte* page) const {
+    std::size_t at = range.first;
+    while (at < range.end) {
       const ssize_t n =
-          pread(fd_, to + at, page_bytes_ - at, Offset(slot) + static_cast<off_t>(at));
+          pread(fd_, page + at, range.end - at, Offset(slot) + static_cast<off_t>(at));
       if (n < 0 && errno == EINTR) continue;
       if (n <= 0) return false;
       at += static_cast<std::size_t>(n);
@@ -146,9 +141,8 @@ class FileStore final : public ExactStore {
     return true;
   }
   Done Fetch(const Job& job) const {
-    if (!ReadPage(job.slot, job.buffer)) return {job.slot, false, 0, IoState::kFailed};
-    const bool right = StoreChecksum({job.buffer, page_bytes_}) == job.checksum;
-    return {job.slot, false, 0, right ? IoState::kDone : IoState::kCorrupt};
+    if (!ReadFile(job.slot, {0, page_bytes_}, job.buffer)) return {job.slot, IoState::kFailed};
+    return {job.slot, IsRight(job.slot, job.buffer) ? IoState::kDone : IoState::kCorrupt};
   }
 
   const int fd_;
@@ -168,12 +162,14 @@ class FileStore final : public ExactStore {
 }  // namespace
 
 Result<std::unique_ptr<ExactStore>> MakeFileStore(const std::string& path, std::uint32_t slots,
-                                                  std::size_t page_bytes, std::uint32_t buffers) {
+                                                  std::size_t page_bytes, std::size_t part_bytes,
+                                                  std::uint32_t buffers) {
   PLIANT_CHECK(buffers >= 1, "a file store stages through at least one buffer");
   const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (fd < 0) return IoError("exact store " + path + ": " + std::strerror(errno));
   unlink(path.c_str());
-  return std::unique_ptr<ExactStore>(std::make_unique<FileStore>(fd, slots, page_bytes, buffers));
+  return std::unique_ptr<ExactStore>(
+      std::make_unique<FileStore>(fd, slots, page_bytes, part_bytes, buffers));
 }
 
 }  // namespace pliant

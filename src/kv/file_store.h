@@ -16,6 +16,7 @@ namespace pliant {
 /// when the process ends, however it ends. `buffers` page-sized buffers of RAM, at least 1, stage
 /// what is on its way.
 Result<std::unique_ptr<ExactStore>> MakeFileStore(const std::string& path, std::uint32_t slots,
-                                                  std::size_t page_bytes, std::uint32_t buffers);
+                                                  std::size_t page_bytes, std::size_t part_bytes,
+                                                  std::uint32_t buffers);
 
 }  // namespace pliant

@@ -46,6 +46,12 @@ struct HistoryOptions {
   bool start_from_prompt = false;
   GrowthSignal growth = GrowthSignal::kReturns;
   float grow_above = 0.2f;
+  /// What a history's tables are made with.
+  RetentionOptions RetentionOf(bool grows) const {
+    RetentionOptions options = retention;
+    options.query_means = grows && growth == GrowthSignal::kDivergence;
+    return options;
+  }
   bool operator==(const HistoryOptions&) const = default;
 };
 

@@ -10,25 +10,38 @@ namespace {
 /// else in the exact store.
 class Originals final : public RowSource {
  public:
-  Originals(const Sequence& sequence, const ExactStore* store)
-      : sequence_(&sequence), store_(store) {}
+  Originals(const Sequence& sequence, const ExactStore* store, const KvGeometry& geometry)
+      : sequence_(&sequence), store_(store), geometry_(geometry) {}
 
   /// The sequence has no blocks any more.
   void Detach() { sequence_ = nullptr; }
 
-  PlanePlace Find(std::int32_t index, bool is_v, int plane, std::span<std::byte> buffer) override {
+  PlanePlace Find(std::int32_t index, bool is_v, int plane, int unit,
+                  std::span<std::byte> buffer) override {
     const Block* block = sequence_ == nullptr ? nullptr : sequence_->blocks[index];
     if (block == nullptr) return {};
     const OwnedPage& page = (is_v ? block->v : block->k)[plane];
     if (page.valid()) return {.page = page.id()};
     const SlotId slot = (is_v ? block->v_slot : block->k_slot)[plane];
     if (store_ == nullptr || block->copy_bad || !slot.valid()) return {};
-    return {.host = store_->Peek(slot, buffer)};
+    if (unit == kAllUnits) {
+      const ByteRange all[] = {{0, geometry_.PageBytes()}};
+      return {.host = store_->Peek(slot, all, buffer)};
+    }
+    const int layer = unit / geometry_.kv_heads, head = unit % geometry_.kv_heads;
+    const std::size_t rows = geometry_.RowOffset(layer, head, 0);
+    const std::size_t scales = geometry_.ScaleOffset(layer, head, 0);
+    const ByteRange ranges[] = {
+        {rows, rows + geometry_.UnitBytes()},
+        {scales, scales + kBlockTokens * sizeof(std::uint16_t)},  // in plane 0 only
+    };
+    return {.host = store_->Peek(slot, std::span(ranges).first(plane == 0 ? 2 : 1), buffer)};
   }
 
  private:
   const Sequence* sequence_;
   const ExactStore* store_;
+  const KvGeometry geometry_;
 };
 
 }  // namespace
@@ -39,7 +52,7 @@ void KvManager::Retain(Sequence& sequence, int heads, const RetentionOptions& op
                "a history begins with an empty sequence");
   PLIANT_CHECK(!options.returns || store_ != nullptr, "returns need an exact store");
   sequence.retained = std::make_shared<RetainedHistory>(
-      geometry_, heads, options, std::make_shared<Originals>(sequence, store_.get()));
+      geometry_, heads, options, std::make_shared<Originals>(sequence, store_.get(), geometry_));
   sequence.kept_level = std::clamp(kept_level, ceiling_, sequence.floor);
   if (options.returns) sequence.save_from = 0;
 }

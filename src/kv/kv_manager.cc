@@ -34,7 +34,7 @@ Status CheckOptions(const KvOptions& o) {
 }
 
 Result<std::unique_ptr<ExactStore>> MakeStore(Backend& backend, const KvOptions& options,
-                                              std::size_t page_bytes) {
+                                              std::size_t page_bytes, std::size_t part_bytes) {
   if (!KeepsExactCopies(options.policy)) return std::unique_ptr<ExactStore>();
   HostMemory memory(nullptr, nullptr);
   if (options.store.kind == StoreSpec::Kind::kRam && options.store.bytes >= page_bytes) {
@@ -46,7 +46,7 @@ Result<std::unique_ptr<ExactStore>> MakeStore(Backend& backend, const KvOptions&
                    best.status().message());
     }
   }
-  return MakeExactStore(options.store, page_bytes, 64, std::move(memory));
+  return MakeExactStore(options.store, page_bytes, part_bytes, 64, std::move(memory));
 }
 
 int Blocks(std::int64_t tokens) {
@@ -71,7 +71,7 @@ Result<std::unique_ptr<KvManager>> KvManager::Create(Backend& backend, const KvG
                        std::to_string(kLeastBlocks * per_block * page_bytes) + " bytes");
   }
   PLIANT_ASSIGN_OR_RETURN(std::unique_ptr<ExactStore> store,
-                          MakeStore(backend, options, page_bytes));
+                          MakeStore(backend, options, page_bytes, geometry.UnitBytes()));
   PLIANT_RETURN_IF_ERROR(
       backend.AllocatePages(geometry, static_cast<std::uint32_t>(pages)).WithContext("KV memory"));
   return std::unique_ptr<KvManager>(

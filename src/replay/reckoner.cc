@@ -37,7 +37,7 @@ struct Slot final : RowSource {
   std::vector<ReckonerCourse::Signal> signals;
 
   /// Nothing really leaves here: pages are only not shown.
-  PlanePlace Find(std::int32_t block, bool is_v, int plane, std::span<std::byte>) override {
+  PlanePlace Find(std::int32_t block, bool is_v, int plane, int, std::span<std::byte>) override {
     const BlockView& view = blocks[static_cast<std::size_t>(block)];
     return {.page = (is_v ? view.v : view.k)[plane]};
   }
@@ -127,7 +127,7 @@ class ReckonerRun {
       slot.history.emplace(history,
                            options_.capacity + (history.start_from_prompt ? prompt_blocks : 0),
                            options_.grows);
-      slot.retained.emplace(geometry_, model_.config().heads, history.retention,
+      slot.retained.emplace(geometry_, model_.config().heads, history.RetentionOf(options_.grows),
                             std::shared_ptr<RowSource>(std::shared_ptr<void>(), &slot));
     }
     slot.signals.clear();

@@ -36,7 +36,7 @@ void Scheduler::Impl::StartHistory(Request& r) {
   const auto prompt =
       static_cast<std::int32_t>((r.prompt_tokens + kBlockTokens - 1) / kBlockTokens);
   r.history.emplace(o, r.capacity_blocks + (r.grows && o.start_from_prompt ? prompt : 0), r.grows);
-  RetentionOptions retention = o.retention;
+  RetentionOptions retention = o.RetentionOf(r.grows);
   retention.returns = r.returns;
   kv.Retain(*r.sequence, options.history_heads, retention, o.kept_level);
   r.returned_seen = r.lost_seen = 0;

@@ -5,13 +5,17 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <numbers>
 #include <random>
 #include <string>
 
 #include "backend/cpu/cpu_level.h"
 #include "backend/cpu/kv.h"
+#include "backend/cpu/kv_watch.h"
 #include "backend/ref/ref_kv.h"
 #include "backend/support/kv_case.h"
+#include "backend/watched_keys.h"
 #include "support/rounds.h"
 
 namespace pliant {
@@ -32,7 +36,7 @@ class Whole final : public RowSource {
  public:
   std::vector<BlockView> blocks;
   bool readable = true;
-  PlanePlace Find(std::int32_t block, bool is_v, int plane, std::span<std::byte>) override {
+  PlanePlace Find(std::int32_t block, bool is_v, int plane, int, std::span<std::byte>) override {
     const BlockView& view = blocks.at(static_cast<std::size_t>(block));
     return readable ? PlanePlace{.page = (is_v ? view.v : view.k)[plane]} : PlanePlace{};
   }
@@ -365,6 +369,66 @@ TEST_P(RetainedAttentionLevel, LikenessIsThatOfKeysBeforeRope) {
     int far = 0;
     for (int t = 30; t < 64; ++t) far += history.weight(0, t) > (returns ? 0.17f : 0.1f);
     EXPECT_GE(far, 30);
+  }
+}
+
+TEST_P(RetainedAttentionLevel, WatchesByTheIntegersThatAreWrittenDown) {
+  const CpuLevel level = ChooseCpuLevel(GetParam()).value();
+  std::mt19937 random(21);
+  for (const int dim : {32, 64, 96, 128, 256}) {
+    for (const int columns : {1, 3, 4, 5, 9}) {
+      SCOPED_TRACE(testing::Message() << "dim " << dim << ", columns " << columns);
+      constexpr int kBlocks = 3;
+      const KvGeometry geometry{1, 1, dim};
+      std::vector<std::byte> pages(kBlocks * geometry.PageBytes());
+      for (std::byte& byte : pages) byte = static_cast<std::byte>(random());
+      BlockView blocks[kBlocks];
+      for (int b = 0; b < kBlocks; ++b) {
+        if (b != 1) blocks[b].k[0] = PageId(b);  // the middle one has gone
+        for (int t = 0; t < kBlockTokens; ++t) {
+          const std::uint16_t scale = FloatToBf16(static_cast<float>(random() % 999) * 1e-2f);
+          std::memcpy(&pages[b * geometry.PageBytes() + geometry.ScaleOffset(0, 0, t)], &scale, 2);
+        }
+      }
+      AttentionHead head;
+      head.pages = pages.data();
+      head.page_bytes = geometry.PageBytes();
+      head.scales_offset = geometry.ScaleOffset(0, 0, 0);
+      head.head_dim = dim;
+      head.blocks = blocks;
+      std::vector<float> query = KvLikeData(columns, dim, random);
+      if (columns == 9) std::fill_n(query.begin() + 4 * dim, dim, 0.0f);
+      query[dim - 1] = 100;  // codes of 127, and many of 0
+      QueryTile tile;
+      tile.query = query.data();
+      tile.rows = 1;
+      tile.group = columns;
+      tile.softmax_scale = 0.125f;
+      std::vector<float> logits(static_cast<std::size_t>(columns) * kSplitTokens, NAN);
+      ChooseWatchKernel(level)(head, tile, 0, kBlocks * kBlockTokens, logits.data());
+      std::vector<std::int8_t> codes(dim);
+      for (int c = 0; c < columns; ++c) {
+        const float step =
+            CodeWatchingQuery(std::span<const float>(query).subspan(c * dim, dim), codes);
+        for (int t = 0; t < kBlocks * kBlockTokens; ++t) {
+          const float got = logits[c * kSplitTokens + t];
+          if (t / kBlockTokens == 1) {
+            EXPECT_EQ(got, -INFINITY);
+            continue;
+          }
+          const std::byte* page = pages.data() + t / kBlockTokens * geometry.PageBytes();
+          std::uint16_t scale;
+          std::memcpy(&scale, page + geometry.ScaleOffset(0, 0, t % kBlockTokens), 2);
+          const auto* row = reinterpret_cast<const std::uint8_t*>(page) +
+                            geometry.RowOffset(0, 0, t % kBlockTokens);
+          const std::int32_t product = WatchProduct(codes, row);
+          // What is left is a few roundings of f32: the integer is the same.
+          const double want =
+              double{product} * Bf16ToFloat(scale) * step / 16 * 0.125 * std::numbers::log2e;
+          EXPECT_NEAR(got, want, 4e-7 * std::abs(want)) << "column " << c << ", token " << t;
+        }
+      }
+    }
   }
 }
 

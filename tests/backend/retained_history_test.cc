@@ -16,7 +16,7 @@ constexpr int kHeads = 4;
 
 class NoSource final : public RowSource {
  public:
-  PlanePlace Find(std::int32_t, bool, int, std::span<std::byte>) override { return {}; }
+  PlanePlace Find(std::int32_t, bool, int, int, std::span<std::byte>) override { return {}; }
 };
 RetainedHistory Make(RetentionOptions options = {}) {
   return RetainedHistory(kGeometry, kHeads, options, std::make_shared<NoSource>());
@@ -242,7 +242,7 @@ TEST(RetainedHistory, TheMostWantedPageReturnsInPlaceOfTheLeastUsed) {
 }
 
 TEST(RetainedHistory, DivergenceRisesWhenQueriesTurn) {
-  RetainedHistory history = Make();
+  RetainedHistory history = Make({.query_means = true});
   EXPECT_EQ(history.Divergence(), 0);
   std::vector<float> east(64), north(64);
   east[0] = north[1] = 1;

@@ -262,7 +262,7 @@ enum class StoreHome { kRam, kFile, kDevicesHostMemory };
 
 class StoreTest : public ::testing::TestWithParam<StoreHome> {
  protected:
-  static constexpr std::size_t kPage = 576;
+  static constexpr std::size_t kPage = 576, kPart = 128;  // the last part is a short one
   std::string path_ = ::testing::TempDir() + "pliant_store_" + std::to_string(getpid());
   std::unique_ptr<ExactStore> Make(std::uint32_t pages, std::uint32_t buffers = 4) {
     StoreSpec spec{GetParam() == StoreHome::kFile ? StoreSpec::Kind::kFile : StoreSpec::Kind::kRam,
@@ -271,7 +271,7 @@ class StoreTest : public ::testing::TestWithParam<StoreHome> {
     if (GetParam() == StoreHome::kDevicesHostMemory) {
       memory = HostMemory(new std::byte[spec.bytes], [](std::byte* bytes) { delete[] bytes; });
     }
-    auto store = MakeExactStore(spec, kPage, buffers, std::move(memory));
+    auto store = MakeExactStore(spec, kPage, kPart, buffers, std::move(memory));
     EXPECT_TRUE(store.ok()) << store.status().ToString();
     return std::move(*store);
   }
@@ -326,6 +326,34 @@ TEST_P(StoreTest, AChangedPageIsFoundOut) {
   EXPECT_EQ(Wait(*store, slot), IoState::kCorrupt);
 }
 
+TEST_P(StoreTest, PartsAreReadAloneAndOnlyTheyMustBeRight) {
+  auto store = Make(2);
+  const SlotId other = store->Take(), slot = store->Take();
+  Save(*store, other, 1);
+  std::byte* page = store->Map(slot);
+  for (std::size_t i = 0; i < kPage; ++i) page[i] = static_cast<std::byte>(i * 7);
+  store->StartSave(slot);
+  ASSERT_EQ(Wait(*store, slot), IoState::kDone);
+  store->Unmap(slot);
+  const auto read = [&](std::vector<ByteRange> ranges) {
+    std::vector<std::byte> buffer(kPage);
+    const std::byte* found = store->Peek(slot, ranges, buffer);
+    for (const ByteRange& range : ranges) {
+      for (std::size_t i = range.first; found != nullptr && i < range.end; ++i)
+        EXPECT_EQ(found[i], static_cast<std::byte>(i * 7));
+    }
+    return found != nullptr;
+  };
+  EXPECT_TRUE(read({{0, kPage}}));
+  store->CorruptForTest(slot);  // byte 288, in part 2 of 0 .. 4
+  EXPECT_FALSE(read({{0, kPage}}));
+  EXPECT_FALSE(read({{256, 257}}));
+  EXPECT_FALSE(read({{0, 1}, {383, 384}}));
+  EXPECT_FALSE(read({{200, 300}}));
+  EXPECT_TRUE(read({{100, 256}, {384, kPage}}));
+  EXPECT_TRUE(read({{kPage - 1, kPage}}));
+}
+
 std::string HomeName(const ::testing::TestParamInfo<StoreHome>& info) {
   switch (info.param) {
     case StoreHome::kRam:
@@ -345,7 +373,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, StoreTest,
 
 TEST(FileStore, StagesThroughFewBuffersAndLeavesNoFile) {
   const std::string path = ::testing::TempDir() + "pliant_store_b" + std::to_string(getpid());
-  auto made = MakeExactStore({StoreSpec::Kind::kFile, path, 10 * 64}, 64, 2);
+  auto made = MakeExactStore({StoreSpec::Kind::kFile, path, 10 * 64}, 64, 64, 2);
   ASSERT_TRUE(made.ok());
   ExactStore& store = **made;
   EXPECT_FALSE(std::filesystem::exists(path));
@@ -361,28 +389,29 @@ TEST(FileStore, StagesThroughFewBuffersAndLeavesNoFile) {
 TEST(FileStore, RefusesAFileThatIsThere) {
   const std::string path = ::testing::TempDir() + "pliant_store_c" + std::to_string(getpid());
   std::ofstream(path) << "mine";
-  const auto made = MakeExactStore({StoreSpec::Kind::kFile, path, 640}, 64, 2);
+  const auto made = MakeExactStore({StoreSpec::Kind::kFile, path, 640}, 64, 64, 2);
   EXPECT_EQ(made.status().code(), StatusCode::kIo);
   EXPECT_NE(made.status().message().find(path), std::string::npos);
   std::filesystem::remove(path);
-  EXPECT_EQ(MakeExactStore({StoreSpec::Kind::kFile, "/nowhere/at/all", 640}, 64, 2).status().code(),
-            StatusCode::kIo);
+  EXPECT_EQ(
+      MakeExactStore({StoreSpec::Kind::kFile, "/nowhere/at/all", 640}, 64, 64, 2).status().code(),
+      StatusCode::kIo);
 }
 
 TEST(ExactStore, NoneIsNoStoreAndTooSmallIsRefused) {
-  EXPECT_EQ(*MakeExactStore({}, 64), nullptr);
-  EXPECT_EQ(MakeExactStore({StoreSpec::Kind::kRam, "", 63}, 64).status().code(),
+  EXPECT_EQ(*MakeExactStore({}, 64, 64), nullptr);
+  EXPECT_EQ(MakeExactStore({StoreSpec::Kind::kRam, "", 63}, 64, 64).status().code(),
             StatusCode::kInvalidArgument);
 }
 
 class NoSource final : public RowSource {
  public:
-  PlanePlace Find(std::int32_t, bool, int, std::span<std::byte>) override { return {}; }
+  PlanePlace Find(std::int32_t, bool, int, int, std::span<std::byte>) override { return {}; }
 };
 
 TEST(History, GrowsOnlyWhenItIsShortAndAsked) {
   using Growth = History::Growth;
-  RetainedHistory retained({.layers = 1, .kv_heads = 1, .head_dim = 32}, 1, {},
+  RetainedHistory retained({.layers = 1, .kv_heads = 1, .head_dim = 32}, 1, {.query_means = true},
                            std::make_shared<NoSource>());
   HistoryOptions options;
   options.growth = GrowthSignal::kDivergence;

@@ -14,6 +14,7 @@
 #include "backend/cpu/kv_attention.h"
 #include "backend/cpu/kv_history.h"
 #include "backend/cpu/kv_plan.h"
+#include "backend/cpu/kv_watch.h"
 #include "backend/cpu/kv_write.h"
 #include "backend/cpu/page_copier.h"
 #include "backend/retained_rows.h"
@@ -43,6 +44,7 @@ class CpuKvImpl final : public CpuKv {
         level_(level),
         write_(ChooseKvWriteKernel(level)),
         history_(ChooseHistoryKernel(level)),
+        watch_(ChooseWatchKernel(level)),
         partial_(ChoosePartialKernel(level)) {}
 
   std::string_view Level() const override { return CpuLevelName(level_); }
@@ -112,8 +114,8 @@ class CpuKvImpl final : public CpuKv {
   /// All splits of one unit of a sequence with a history are there: what it misses returns, and
   /// scores are added. Afterwards `total` holds the merged partial results.
   template <typename F>
-  void MindHistory(const HistoryTable& table, int layer, int kv_head, const UnitLogits& logits,
-                   int worker, F&& attend_again);
+  void MindHistory(const HistoryTable& table, int layer, int kv_head,
+                   const UnitAttention& attention, int worker, F&& attend_again);
   /// A slice of several rows of a sequence with a history: its rows once more, each alone.
   void ScoreRows(const AttentionItem& item, int layer, AttentionHead head, QueryTile tile,
                  int worker);
@@ -125,6 +127,7 @@ class CpuKvImpl final : public CpuKv {
   CpuLevel level_;
   const KvWriteKernel& write_;
   const HistoryKernel& history_;
+  const WatchKernel watch_;
   const PartialKernel& partial_;
   const AttentionKernel* attention_ = nullptr;
 
@@ -311,7 +314,7 @@ void CpuKvImpl::WriteRow(const KvQkvParams& params, const KvWriteShape& shape, s
 /// Running means of queries before norm and RoPE, row after row: the queries of a prompt count too.
 void CpuKvImpl::NoteQueries(const KvQkvParams& params, KvRows qkv) {
   for (const SequenceSlice& slice : batch_.sequences) {
-    if (slice.history == nullptr) continue;
+    if (slice.history == nullptr || !slice.history->options().query_means) continue;
     const auto note = [&](std::int64_t head, int) {
       for (int r = 0; r < slice.rows; ++r) {
         slice.history->NoteQuery(params.layer, static_cast<int>(head),
@@ -371,20 +374,19 @@ void CpuKvImpl::PrepareAttention(int heads) {
 
 template <typename F>
 void CpuKvImpl::MindHistory(const HistoryTable& table, int layer, int kv_head,
-                            const UnitLogits& logits, int worker, F&& attend_again) {
+                            const UnitAttention& attention, int worker, F&& attend_again) {
   RetainedHistory& history = *table.history;
   const int unit = history.UnitOf(layer, kv_head);
   std::vector<float>& scratch = history_scratch_[worker];
   for (int returned = 0; table.dropped > 0 && returned < history.options().most_returns;) {
-    history_.page_masses(table, unit, logits, scratch);
+    if (!history_.page_masses(table, unit, attention, scratch)) break;
     const std::int32_t page = history.Wanted(unit, scratch);
     if (page < 0) break;
     if (!ReturnRows(Memory(), history, layer, kv_head, page, table.kept)) continue;
     attend_again();
     ++returned;
   }
-  history_.shares(table, logits, scratch);
-  history.AddScores(unit, scratch);
+  history_.add_scores(table.tokens, attention, history.Scores(unit));
 }
 
 void CpuKvImpl::ScoreRows(const AttentionItem& item, int layer, AttentionHead head, QueryTile tile,
@@ -394,29 +396,32 @@ void CpuKvImpl::ScoreRows(const AttentionItem& item, int layer, AttentionHead he
   const float* first_query = tile.query;
   tile.rows = 1;
   const std::size_t partial = tile.Columns() * PartialFloats(dim);
-  const std::size_t split_logits = static_cast<std::size_t>(tile.Columns()) * kSplitTokens;
+  const std::size_t weights = static_cast<std::size_t>(tile.Columns()) * kSplitTokens;
+  const std::size_t bases = static_cast<std::size_t>(tile.Columns()) * kSplitBlocks;
   const std::size_t most = SplitsOf(slice.context + slice.rows);
   std::vector<float>& room = score_scratch_[worker];
-  room.resize(std::max(room.size(), most * (partial + split_logits)));
+  room.resize(std::max(room.size(), most * (partial + weights + bases)));
   float* partials = room.data();
-  float* logits = partials + most * partial;
+  const UnitAttention unit = {.columns = tile.Columns(),
+                              .head_dim = dim,
+                              .kernel = attention_,
+                              .weights = partials + most * partial,
+                              .bases = partials + most * (partial + weights),
+                              .total = partials};
   for (int row = 0; row < item.rows; ++row) {
     const int position = slice.context + row;
     tile.query = first_query + row * tile.query_stride;
     tile.first_position = position;
     for (int split = 0; split < SplitsOf(position + 1); ++split) {
-      tile.logits = logits + split * split_logits;
+      tile.weights = partials + most * partial + split * weights;
+      tile.bases = partials + most * (partial + weights) + split * bases;
       const int first = split * kSplitTokens;
       attention_->attend(head, tile, first, std::min(first + kSplitTokens, position + 1),
                          partials + split * partial, scratch_[worker].get());
       if (split > 0) partial_.merge(dim, tile.Columns(), partials + split * partial, partials);
     }
-    HistoryTable table;
-    table.tokens = position + 1;
-    const UnitLogits unit = {tile.Columns(), dim,     attention_->total_unit,
-                             logits,         nullptr, partials};
-    history_.shares(table, unit, history_scratch_[worker]);
-    slice.history->AddScores(slice.history->UnitOf(layer, item.kv_head), history_scratch_[worker]);
+    history_.add_scores(position + 1, unit,
+                        slice.history->Scores(slice.history->UnitOf(layer, item.kv_head)));
   }
 }
 
@@ -431,10 +436,9 @@ void CpuKvImpl::RunItem(const AttentionItem& item, int layer, float softmax_scal
   head.scales_offset = geometry_.ScaleOffset(layer, item.kv_head, 0);
   head.head_dim = dim;
   const HistoryTable* table = histories_.TableOf(item.sequence);
-  head.keys_only = item.keys_only;
   head.blocks = table == nullptr ? batch_.blocks.data() + slice.first_block
-                                 : histories_.Views(item.keys_only ? table->first_dropped
-                                                                   : table->first_taking_part);
+                                 : histories_.Views(item.watches ? table->first_dropped
+                                                                 : table->first_taking_part);
 
   const int plan_group = plan_heads_ / geometry_.kv_heads;
   const std::int64_t column = (std::int64_t{item.kv_head} * plan_group + item.first_head) * dim;
@@ -445,9 +449,7 @@ void CpuKvImpl::RunItem(const AttentionItem& item, int layer, float softmax_scal
   tile.out_stride = out.stride;
   tile.rows = item.rows;
   tile.group = item.group;
-  tile.first_position = item.keys_only     ? table->dropped * kBlockTokens - 1
-                        : table != nullptr ? table->tokens - 1
-                                           : slice.context + item.first_row;
+  tile.first_position = table != nullptr ? table->tokens - 1 : slice.context + item.first_row;
   tile.softmax_scale = softmax_scale;
   tile.value_code = Channels(code_.value, layer, item.kv_head);
 
@@ -472,13 +474,27 @@ void CpuKvImpl::RunItem(const AttentionItem& item, int layer, float softmax_scal
   const AttentionJoin& join = plan_.joins[item.join];
   float* partials = reinterpret_cast<float*>(partials_.get()) + join.partials;
   const std::size_t stride = tile.Columns() * PartialFloats(dim);
-  const std::size_t split_logits = static_cast<std::size_t>(tile.Columns()) * kSplitTokens;
-  float* logits = nullptr;  // [items][columns][kSplitTokens]
-  if (table != nullptr) {
-    logits = reinterpret_cast<float*>(partials_.get()) + join.logits;
-    tile.logits = logits + (item.split + (item.keys_only ? join.splits : 0)) * split_logits;
+  float* const all = reinterpret_cast<float*>(partials_.get());
+  const auto attend_split = [&](int split) {
+    if (table != nullptr) {
+      tile.weights = all + join.weights + std::ptrdiff_t{split} * tile.Columns() * kSplitTokens;
+      tile.bases = all + join.bases + std::ptrdiff_t{split} * tile.Columns() * kSplitBlocks;
+    }
+    attend(split, partials + split * stride);
+  };
+  if (table != nullptr && item.split == 0 && !item.watches) {
+    // The unit's scores have not been touched since the step before, and are wanted soon.
+    const auto scores = table->history->Scores(table->history->UnitOf(layer, item.kv_head));
+    for (int t = 0; t < table->tokens; t += kLine / sizeof(float))
+      __builtin_prefetch(&scores[t], 1);
   }
-  attend(item.split, item.keys_only ? nullptr : partials + item.split * stride);
+  if (item.watches) {
+    const int first = item.split * kSplitTokens;
+    watch_(head, tile, first, std::min(first + kSplitTokens, table->watched()),
+           all + join.watched + std::ptrdiff_t{item.split} * tile.Columns() * kSplitTokens);
+  } else {
+    attend_split(item.split);
+  }
   // Whoever ends last sees what the others wrote, and merges in the order of the context.
   if (splits_left_[item.join].fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   splits_left_[item.join].store(join.items, std::memory_order_relaxed);  // for the next layer
@@ -489,19 +505,12 @@ void CpuKvImpl::RunItem(const AttentionItem& item, int layer, float softmax_scal
   };
   merge();
   if (table != nullptr) {
-    const UnitLogits unit = {
-        tile.Columns(), dim, attention_->total_unit, logits, logits + join.splits * split_logits,
-        partials};
+    const UnitAttention unit = {
+        tile.Columns(),     dim,     attention_, all + join.weights, all + join.bases,
+        all + join.watched, partials};
     MindHistory(*table, layer, item.kv_head, unit, worker, [&] {
-      head.keys_only = false;
       head.blocks = histories_.Views(table->first_taking_part);
-      tile.first_position = table->tokens - 1;
-      for (int split = 0; split < join.splits; ++split) {
-        tile.logits = logits + split * split_logits;
-        const int first = split * kSplitTokens;
-        attention_->attend(head, tile, first, std::min(first + kSplitTokens, table->tokens),
-                           partials + split * stride, scratch);
-      }
+      for (int split = 0; split < join.splits; ++split) attend_split(split);
       merge();
     });
   }

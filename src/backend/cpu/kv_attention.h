@@ -42,8 +42,6 @@ struct AttentionHead {
   std::size_t scales_offset = 0;  // the same
   int head_dim = 0;
   const BlockView* blocks = nullptr;  // of the sequence
-  /// Blocks need no V: the kernel only makes `logits`, and no partial results.
-  bool keys_only = false;
 
   const std::uint8_t* Rows(PageId page) const {
     return reinterpret_cast<const std::uint8_t*>(pages + page.value() * page_bytes + rows_offset);
@@ -67,10 +65,12 @@ struct QueryTile {
   int first_position = 0;
   float softmax_scale = 0;
   ChannelRow value_code;  // V's, undone by PartialKernel::finish
-  /// [columns][kSplitTokens], or null: the logits (in units of log2) of the split's tokens, minus
-  /// infinity for tokens behind `end` in the last block. Only for one row, and up to narrow_columns
-  /// columns.
-  float* logits = nullptr;
+  /// What each of the split's tokens counted, [columns][kSplitTokens], or null. As
+  /// AttentionKernel::exports_weights says: weights exp2(logit - base), with bases
+  /// [columns][kSplitBlocks], or logits (in units of log2). 0, or minus infinity, for tokens behind
+  /// `end` in the last block. Only for one row, and up to narrow_columns columns.
+  float* weights = nullptr;
+  float* bases = nullptr;
 
   int Columns() const { return rows * group; }
   int LastPosition() const { return first_position + rows - 1; }
@@ -91,6 +91,8 @@ struct AttentionKernel {
   /// What the sum of weights of a partial result counts in: a token's share is exp2(logit -
   /// maximum) * total_unit / sum.
   float total_unit;
+  /// What QueryTile::weights is filled with.
+  bool exports_weights;
   /// Bytes that `attend` needs, aligned to 64.
   std::size_t (*scratch_bytes)(int head_dim);
   bool (*supports)(int head_dim);

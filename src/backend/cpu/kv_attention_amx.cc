@@ -51,9 +51,7 @@ PLIANT_KV_AMX_INLINE __m512 LogMantissa(__m512i bits) {
                               _mm512_mask_blend_ps(bit5, part[2], part[3]));
 }
 
-bool Present(const AttentionHead& head, const BlockView& block) {
-  return block.k[0].valid() && (block.v[0].valid() || head.keys_only);
-}
+bool Present(const BlockView& block) { return block.k[0].valid() && block.v[0].valid(); }
 
 /// Points one block's planes at their pages or at constant rows; returns how many are resident.
 int DescribeBlock(const AttentionHead& head, const std::array<PageId, kPlanes>& pages, bool present,
@@ -75,7 +73,7 @@ bool DescribeStep(const AttentionHead& head, int first, int end, PlaneSource& ke
     const int at = first + b * kBlockTokens;
     static constexpr BlockView kNoBlock;
     const BlockView& block = at < end ? head.blocks[at / kBlockTokens] : kNoBlock;
-    const bool present = Present(head, block);
+    const bool present = Present(block);
     const int planes[2] = {DescribeBlock(head, block.k, present, key.rows[b]),
                            DescribeBlock(head, block.v, present, value.rows[b])};
     if (!present) continue;
@@ -93,9 +91,9 @@ void Prefetcher::Start(const AttentionHead& head, int first, int end) {
   chunks_ = 0;
   for (int at = first; at < std::min(first + kStep, end); at += kBlockTokens) {
     const BlockView& block = head.blocks[at / kBlockTokens];
-    if (!Present(head, block)) continue;
+    if (!Present(block)) continue;
     __builtin_prefetch(head.Scales(block.k[0]));
-    if (block.v[0].valid()) __builtin_prefetch(head.Scales(block.v[0]));
+    __builtin_prefetch(head.Scales(block.v[0]));
     for (const auto* side : {&block.k, &block.v}) {
       for (const PageId page : *side) {
         if (page.valid()) rows_[chunks_++] = head.Rows(page);
@@ -114,7 +112,7 @@ PLIANT_KV_AMX void LoadScales(const AttentionHead& head, int first, int end, Ste
   const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
   for (int n = 0; n < kStep; n += kVector) {
     const int at = first + n;
-    if (at >= end || !Present(head, head.blocks[at / kBlockTokens])) {
+    if (at >= end || !Present(head.blocks[at / kBlockTokens])) {
       _mm512_store_ps(scales.key + n, _mm512_setzero_ps());
       _mm512_store_ps(scales.log_value + n, _mm512_set1_ps(-INFINITY));
       _mm512_store_ps(scales.inverse_value + n, _mm512_setzero_ps());
@@ -127,13 +125,6 @@ PLIANT_KV_AMX void LoadScales(const AttentionHead& head, int first, int end, Ste
     // An infinite scale marks a row that is not finite: infinity * 0 is NaN and stays so.
     _mm512_store_ps(scales.key + n,
                     _mm512_maskz_mov_ps(there, _mm512_fmadd_ps(key, _mm512_setzero_ps(), key)));
-    if (head.keys_only) {  // V has no part: logits are those of K alone
-      _mm512_store_ps(scales.log_value + n,
-                      _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), there, _mm512_setzero_ps()));
-      _mm512_store_ps(scales.inverse_value + n, _mm512_setzero_ps());
-      continue;
-    }
-
     const __m512i bits = LoadBf16Bits(head.Scales(block.v[0]) + token);
     const __mmask16 infinite = _mm512_cmpge_epi32_mask(bits, _mm512_set1_epi32(0x7f800000));
     // A scale below 2^-100 counts as 2^-100.
@@ -168,8 +159,13 @@ void Attend(const AttentionHead& head, const QueryTile& tile, int first, int end
 }
 
 // Sums of weights count in units of 2^-kWeightBits.
-const AttentionKernel kKernel = {kWideColumns, kNarrowColumns, std::exp2(kWeightBits),
-                                 ScratchBytes, Supports,       Attend};
+const AttentionKernel kKernel = {kWideColumns,
+                                 kNarrowColumns,
+                                 std::exp2(kWeightBits),
+                                 /*exports_weights=*/false,
+                                 ScratchBytes,
+                                 Supports,
+                                 Attend};
 
 }  // namespace
 }  // namespace kv_amx

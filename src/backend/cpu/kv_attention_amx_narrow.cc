@@ -441,7 +441,7 @@ template <int kDim>
 PLIANT_KV_AMX void ExportLogits(const QueryTile& tile, int first, Scratch<kDim>& s) {
   for (int column = 0; column < tile.Columns(); ++column) {
     const float* logits = s.logits[column / kGroup][column % kGroup];
-    float* to = tile.logits + column * kSplitTokens + first;
+    float* to = tile.weights + column * kSplitTokens + first;
 #pragma GCC unroll 8
     for (int n = 0; n < kStep; n += kVector) {
       // Where a token is not there both are -infinity, and their difference is no number: max takes
@@ -472,15 +472,13 @@ PLIANT_KV_AMX void Attend(const AttentionHead& head, const QueryTile& tile, int 
     KeyPhase<kDim>(step, groups, ahead, s);
     LoadScales(head, at, end, s.scales);
     ValuePhase<kDim>(tile, groups, before, &step, ahead, s);
-    if (tile.logits != nullptr) ExportLogits<kDim>(tile, at - first, s);
-    if (head.keys_only) continue;
+    if (tile.weights != nullptr) ExportLogits<kDim>(tile, at - first, s);
     for (int g = 0; g < groups; ++g) {
       SoftmaxOfGroup<kDim>(g, std::min(kGroup, tile.Columns() - g * kGroup), step.value.depth, s);
     }
     before = &step;
     i ^= 1;
   }
-  if (head.keys_only) return;
   if (before != nullptr) ValuePhase<kDim>(tile, groups, before, nullptr, ahead, s);
   for (int column = 0; column < tile.Columns(); ++column) {
     float* to = partials + column * PartialFloats(kDim);

@@ -267,15 +267,21 @@ void Accumulate(int dim, int tokens, float keep, const float* HWY_RESTRICT weigh
   }
 }
 
+/// Where a block's weights and bases go, if they are wanted: those of column c
+/// c * kSplitTokens and c * kSplitBlocks further.
+struct Seen {
+  float* weights = nullptr;
+  float* bases = nullptr;
+  explicit operator bool() const { return weights != nullptr; }
+};
+
 /// Softmax of one column over one block, of which it sees the first `visible` tokens: turns its
-/// logits into weights times the values' steps. Returns what is to be kept of the sums so far. The
-/// logits go to `seen` too, if there is such.
+/// logits into weights times the values' steps. Returns what is to be kept of the sums so far.
 float Weigh(int column, int visible, const float* value_steps, Scratch& s,
-            float* HWY_RESTRICT logits, float* seen) {
+            float* HWY_RESTRICT logits, const Seen& seen) {
   const F32 d;
   const int lanes = static_cast<int>(hn::Lanes(d));
   for (int t = visible; t < kBlockTokens; ++t) logits[t] = -std::numeric_limits<float>::infinity();
-  if (seen != nullptr) std::copy_n(logits, kBlockTokens, seen);
   auto largest = hn::Set(d, s.maxima[column]);
   for (int t = 0; t < kBlockTokens; t += lanes) largest = hn::Max(largest, hn::Load(d, logits + t));
   const float maximum = hn::GetLane(hn::MaxOfLanes(d, largest));
@@ -283,10 +289,12 @@ float Weigh(int column, int visible, const float* value_steps, Scratch& s,
   auto total = hn::Zero(d);
   for (int t = 0; t < kBlockTokens; t += lanes) {
     const auto weight = Exp2(hn::Sub(hn::Load(d, logits + t), base));
+    if (seen) hn::StoreU(weight, d, seen.weights + column * kSplitTokens + t);
     hn::Store(hn::Mul(weight, hn::Load(d, value_steps + t)), d, logits + t);
     total = hn::Add(total, weight);
   }
   const float keep = Exp2One(s.maxima[column] - maximum);
+  if (seen) seen.bases[column * kSplitBlocks] = maximum;
   s.maxima[column] = maximum;
   s.totals[column] = s.totals[column] * keep + hn::GetLane(hn::SumOfLanes(d, total));
   return keep;
@@ -357,26 +365,20 @@ void ValueSums(int dim, const Side& values, int tokens, const float* keep,
   }
 }
 
-/// One block; `tokens` of it are seen. seen: [column][kSplitTokens] or null.
+/// One block; `tokens` of it are seen.
 template <int kColumns>
 void AttendFew(const AttentionHead& head, const BlockView& block, int tokens, Scratch& s,
-               float* seen) {
+               const Seen& seen) {
   const int dim = head.head_dim;
   alignas(64) float logits[kColumns * kBlockTokens];
   const Side keys(head, block.k);
 #define PLIANT_KEY_DOTS(PLANES) KeyDots<kColumns, PLANES>(dim, keys, tokens, s.query, logits)
   PLIANT_SWITCH_PLANES(keys.planes, PLIANT_KEY_DOTS)
 #undef PLIANT_KEY_DOTS
-  if (head.keys_only) {
-    for (int c = 0; c < kColumns; ++c)
-      std::copy_n(logits + c * kBlockTokens, kBlockTokens, seen + c * kSplitTokens);
-    return;
-  }
   const Side values(head, block.v);
   float keep[kColumns];
   for (int c = 0; c < kColumns; ++c) {
-    keep[c] = Weigh(c, tokens, values.steps, s, logits + c * kBlockTokens,
-                    seen == nullptr ? nullptr : seen + c * kSplitTokens);
+    keep[c] = Weigh(c, tokens, values.steps, s, logits + c * kBlockTokens, seen);
   }
 #define PLIANT_VALUE_SUMS(PLANES) \
   ValueSums<kColumns, PLANES>(dim, values, tokens, keep, logits, s.sums)
@@ -385,7 +387,7 @@ void AttendFew(const AttentionHead& head, const BlockView& block, int tokens, Sc
 }
 
 void AttendFewColumns(const AttentionHead& head, const QueryTile& tile, const BlockView& block,
-                      int tokens, Scratch& s, float* seen) {
+                      int tokens, Scratch& s, const Seen& seen) {
   switch (tile.Columns()) {
     case 1:
       return AttendFew<1>(head, block, tokens, s, seen);
@@ -402,19 +404,12 @@ void AttendFewColumns(const AttentionHead& head, const QueryTile& tile, const Bl
 
 /// One decoded block.
 void AttendBlock(const AttentionHead& head, const QueryTile& tile, int at, int tokens, Scratch& s,
-                 float* seen) {
+                 const Seen& seen) {
   const int dim = head.head_dim;
   const BlockView& block = head.blocks[at / kBlockTokens];
   const Side keys(head, block.k);
   DecodeBlock(dim, keys, tokens, s.key);
   alignas(64) float logits[kBlockTokens];
-  if (head.keys_only) {
-    for (int column = 0; column < tile.Columns(); ++column) {
-      Dots(dim, s.query + column * dim, s.key, keys.steps, logits);
-      std::copy_n(logits, kBlockTokens, seen + column * kSplitTokens);
-    }
-    return;
-  }
   const Side values(head, block.v);
   DecodeBlock(dim, values, tokens, s.value);
   for (int column = 0; column < tile.Columns(); ++column) {
@@ -422,8 +417,7 @@ void AttendBlock(const AttentionHead& head, const QueryTile& tile, int at, int t
     const int visible = std::min(tokens, position + 1 - at);
     if (visible <= 0) continue;
     Dots(dim, s.query + column * dim, s.key, keys.steps, logits);
-    const float keep = Weigh(column, visible, values.steps, s, logits,
-                             seen == nullptr ? nullptr : seen + column * kSplitTokens);
+    const float keep = Weigh(column, visible, values.steps, s, logits, seen);
     Accumulate(dim, visible, keep, logits, s.value, s.sums + column * dim);
   }
 }
@@ -449,16 +443,17 @@ void Attend(const AttentionHead& head, const QueryTile& tile, int first, int end
   const bool few = TakesFewColumns(dim, tile);
   for (int at = first; at < end; at += kBlockTokens) {
     const BlockView& block = head.blocks[at / kBlockTokens];
-    if (!block.k[0].valid() || (!block.v[0].valid() && !head.keys_only)) continue;
+    if (!block.k[0].valid() || !block.v[0].valid()) continue;
     const int tokens = std::min(kBlockTokens, end - at);
-    float* seen = tile.logits == nullptr ? nullptr : tile.logits + (at - first);
+    Seen seen;
+    if (tile.weights != nullptr)
+      seen = {tile.weights + (at - first), tile.bases + (at - first) / kBlockTokens};
     if (few) {
       AttendFewColumns(head, tile, block, tokens, s, seen);
     } else {
       AttendBlock(head, tile, at, tokens, s, seen);
     }
   }
-  if (head.keys_only) return;
   for (int column = 0; column < tile.Columns(); ++column) {
     float* to = partials + column * PartialFloats(dim);
     const float* sums = s.sums + column * dim;
@@ -503,8 +498,9 @@ void Finish(int dim, const QueryTile& tile, const float* total) {
   }
 }
 
-constexpr AttentionKernel kAttention = {kMaxColumns,  kNarrowColumns, /*total_unit=*/1,
-                                        ScratchBytes, Supports,       Attend};
+constexpr AttentionKernel kAttention = {
+    kMaxColumns, kNarrowColumns, /*total_unit=*/1, /*exports_weights=*/true, ScratchBytes,
+    Supports,    Attend};
 constexpr PartialKernel kPartial = {Merge, Finish};
 const AttentionKernel& Attention() { return kAttention; }
 const PartialKernel& Partial() { return kPartial; }

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/check.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "backend/cpu/kv_history.cc"
 #include <hwy/foreach_target.h>
@@ -17,22 +19,20 @@ namespace hn = hwy::HWY_NAMESPACE;
 using F32 = hn::CappedTag<float, 16>;
 using I32 = hn::Rebind<std::int32_t, F32>;
 
-/// 2^x, relative error below 1e-4, 0 below 2^-126: scores and thresholds need no more.
+/// 2^x for x <= 0, relative error below 1.1e-4: scores and thresholds need no more. At most 2^-100
+/// for what is below that.
 template <class V>
 V QuickExp2(V x) {
   const F32 d;
   const I32 di;
-  const auto tiny = hn::Lt(x, hn::Set(d, -126.0f));
-  const auto clamped = hn::Min(hn::Max(x, hn::Set(d, -126.0f)), hn::Set(d, 126.0f));
+  const auto clamped = hn::Max(x, hn::Set(d, -100.0f));
   const auto whole = hn::Round(clamped);
-  const auto f = hn::Sub(clamped, whole);  // |f| <= 1/2: Taylor series of 2^f to degree 4
-  auto p = hn::Set(d, 9.6181291e-3f);
-  p = hn::MulAdd(p, f, hn::Set(d, 5.5504109e-2f));
-  p = hn::MulAdd(p, f, hn::Set(d, 2.4022651e-1f));
-  p = hn::MulAdd(p, f, hn::Set(d, 6.9314718e-1f));
-  p = hn::MulAdd(p, f, hn::Set(d, 1.0f));
-  const auto exponent = hn::ShiftLeft<23>(hn::Add(hn::NearestInt(whole), hn::Set(di, 127)));
-  return hn::IfThenZeroElse(tiny, hn::Mul(p, hn::BitCast(d, exponent)));
+  const auto f = hn::Sub(clamped, whole);  // |f| <= 1/2: the cubic of least relative error
+  auto p = hn::Set(d, 5.5171677e-2f);
+  p = hn::MulAdd(p, f, hn::Set(d, 2.4261112e-1f));
+  p = hn::MulAdd(p, f, hn::Set(d, 6.9326098e-1f));
+  p = hn::MulAdd(p, f, hn::Set(d, 9.9992807e-1f));
+  return hn::BitCast(d, hn::Add(hn::BitCast(di, p), hn::ShiftLeft<23>(hn::NearestInt(whole))));
 }
 
 /// Lanes [at, at + Lanes) of a row of bits.
@@ -43,73 +43,130 @@ hn::Mask<F32> BitsAt(std::uint32_t bits, int at) {
   return hn::LoadMaskBits(F32(), bytes);
 }
 
-void PageMasses(const HistoryTable& table, int unit, const UnitLogits& logits,
+/// Which of a page's tokens lie above `cut`, as bits.
+HWY_INLINE std::uint32_t BitsAbove(const float* logits, float cut) {
+  const F32 d;
+  const int lanes = static_cast<int>(hn::Lanes(d));
+  std::uint32_t bits = 0;
+  for (int t = 0; t < kReturnTokens; t += lanes) {
+    std::uint8_t bytes[8] = {};
+    hn::StoreMaskBits(d, hn::Gt(hn::LoadU(d, logits + t), hn::Set(d, cut)), bytes);
+    std::uint32_t some;
+    std::memcpy(&some, bytes, sizeof(some));
+    bits |= some << t;
+  }
+  return bits;
+}
+
+bool PageMasses(const HistoryTable& table, int unit, const UnitAttention& attention,
                 std::vector<float>& masses) {
   const F32 d;
   const int lanes = static_cast<int>(hn::Lanes(d));
   const RetainedHistory& history = *table.history;
-  const int pages = table.dropped * (kBlockTokens / kReturnTokens);
+  const int pages = table.watched() / kReturnTokens;
   masses.assign(static_cast<std::size_t>(pages), 0.0f);
+  bool any = false;
   const float weight = history.options().return_weight;
   const float least = weight >= 1 ? INFINITY : weight / (1 - weight);
-  const auto none = hn::Set(d, -INFINITY);
-  for (int column = 0; column < logits.columns; ++column) {
-    const float* partial = logits.total + column * PartialFloats(logits.head_dim);
-    const float maximum = partial[logits.head_dim];
-    const float factor = logits.total_unit / partial[logits.head_dim + 1];
+  for (int column = 0; column < attention.columns; ++column) {
+    const float* partial = attention.total + column * PartialFloats(attention.head_dim);
+    const float maximum = partial[attention.head_dim];
+    const float factor = attention.kernel->total_unit / partial[attention.head_dim + 1];
     // No page whose largest logit is below can have a mass of `least`.
     const float cut = maximum + std::log2(least / (kReturnTokens * factor)) - 0.01f;
     for (int page = 0; page < pages; ++page) {
       const int token = page * kReturnTokens;
       const float* row =
-          logits.dropped +
-          (static_cast<std::size_t>(token / kSplitTokens) * logits.columns + column) *
+          attention.watched +
+          (static_cast<std::size_t>(token / kSplitTokens) * attention.columns + column) *
               kSplitTokens +
           token % kSplitTokens;
-      const std::uint32_t kept = history.Kept(unit, token / kBlockTokens);
-      auto top = none;
-      for (int t = 0; t < kReturnTokens; t += lanes) {
-        const auto here = BitsAt(kept, token % kBlockTokens + t);
-        top = hn::Max(top, hn::IfThenElse(here, none, hn::LoadU(d, row + t)));
-      }
-      if (!(hn::GetLane(hn::MaxOfLanes(d, top)) > cut)) continue;
+      const std::uint32_t above = BitsAbove(row, cut);
+      if (above == 0) continue;
+      const std::uint32_t dropped =
+          ~(history.Kept(unit, token / kBlockTokens) >> (token % kBlockTokens));
+      if ((above & dropped) == 0) continue;
       auto sum = hn::Zero(d);
       for (int t = 0; t < kReturnTokens; t += lanes) {
-        const auto here = BitsAt(kept, token % kBlockTokens + t);
-        const auto each = QuickExp2(hn::Sub(hn::LoadU(d, row + t), hn::Set(d, maximum)));
-        sum = hn::Add(sum, hn::IfThenZeroElse(here, each));
+        // Above the maximum only the order counts, and that the mass is more than all of it.
+        const auto logit =
+            hn::Min(hn::Sub(hn::LoadU(d, row + t), hn::Set(d, maximum)), hn::Set(d, 100.0f));
+        sum = hn::Add(sum, hn::IfThenElseZero(BitsAt(dropped, t), QuickExp2(logit)));
       }
       masses[page] = std::max(masses[page], hn::GetLane(hn::SumOfLanes(d, sum)) * factor);
+      any = true;
     }
   }
+  return any;
 }
 
-void Shares(const HistoryTable& table, const UnitLogits& logits, std::vector<float>& shares) {
+/// Blocks [0, blocks) of one split: scores += sum over columns of weights * factors[column][block].
+void AddWeights(int blocks, int columns, const float* weights, const float (*factors)[kSplitBlocks],
+                float* scores) {
   const F32 d;
   const int lanes = static_cast<int>(hn::Lanes(d));
-  const int padded = (table.tokens + kBlockTokens - 1) / kBlockTokens * kBlockTokens;
-  shares.assign(static_cast<std::size_t>(padded), 0.0f);
-  for (int column = 0; column < logits.columns; ++column) {
-    const float* partial = logits.total + column * PartialFloats(logits.head_dim);
-    const auto maximum = hn::Set(d, partial[logits.head_dim]);
-    const auto factor =
-        hn::Set(d, logits.total_unit / partial[logits.head_dim + 1] / logits.columns);
-    for (int first = 0; first < padded; first += kSplitTokens) {
-      const float* row =
-          logits.taking_part +
-          (static_cast<std::size_t>(first / kSplitTokens) * logits.columns + column) * kSplitTokens;
-      const int end = std::min(kSplitTokens, padded - first);
-      for (int t = 0; t < end; t += lanes) {
-        float* to = shares.data() + first + t;
-        const auto each = QuickExp2(hn::Sub(hn::LoadU(d, row + t), maximum));
-        hn::StoreU(hn::MulAdd(each, factor, hn::LoadU(d, to)), d, to);
-      }
+  for (int t = 0; t < blocks * kBlockTokens; t += lanes) {
+    auto sum = hn::LoadU(d, scores + t);
+    for (int column = 0; column < columns; ++column) {
+      const auto factor = hn::Set(d, factors[column][t / kBlockTokens]);
+      sum = hn::MulAdd(hn::LoadU(d, weights + column * kSplitTokens + t), factor, sum);
     }
+    hn::StoreU(sum, d, scores + t);
   }
-  shares.resize(static_cast<std::size_t>(table.tokens));
 }
 
-constexpr HistoryKernel kHistory = {PageMasses, Shares};
+/// The same from logits: scores += sum over columns of 2^(logit - maximum) * factor.
+void AddLogits(int blocks, int columns, const float* logits, const float* maxima,
+               const float* shares, float* scores) {
+  const F32 d;
+  const int lanes = static_cast<int>(hn::Lanes(d));
+  for (int t = 0; t < blocks * kBlockTokens; t += lanes) {
+    auto sum = hn::LoadU(d, scores + t);
+    for (int column = 0; column < columns; ++column) {
+      const auto logit = hn::LoadU(d, logits + column * kSplitTokens + t);
+      const auto weight = QuickExp2(hn::Sub(logit, hn::Set(d, maxima[column])));
+      sum = hn::MulAdd(weight, hn::Set(d, shares[column]), sum);
+    }
+    hn::StoreU(sum, d, scores + t);
+  }
+}
+
+void AddScores(int tokens, const UnitAttention& attention, std::span<float> scores) {
+  const F32 d;
+  const int columns = attention.columns;
+  const int blocks = (tokens + kBlockTokens - 1) / kBlockTokens;
+  PLIANT_CHECK(columns <= kMaxHistoryColumns &&
+                   static_cast<std::size_t>(blocks) * kBlockTokens <= scores.size(),
+               "a history has room for what takes part");
+  float maxima[kMaxHistoryColumns], shares[kMaxHistoryColumns];  // share: of a weight of 1
+  for (int column = 0; column < columns; ++column) {
+    const float* partial = attention.total + column * PartialFloats(attention.head_dim);
+    maxima[column] = partial[attention.head_dim];
+    shares[column] = attention.kernel->total_unit / partial[attention.head_dim + 1] /
+                     static_cast<float>(columns);
+  }
+  for (int first = 0; first < blocks; first += kSplitBlocks) {
+    const int count = std::min(kSplitBlocks, blocks - first);
+    const std::ptrdiff_t row = std::ptrdiff_t{first} / kSplitBlocks * columns;
+    const float* weights = attention.weights + row * kSplitTokens;
+    float* to = scores.data() + std::ptrdiff_t{first} * kBlockTokens;
+    if (!attention.kernel->exports_weights) {
+      AddLogits(count, columns, weights, maxima, shares, to);
+      continue;
+    }
+    float factors[kMaxHistoryColumns][kSplitBlocks];
+    for (int column = 0; column < columns; ++column) {
+      const float* bases = attention.bases + (row + column) * kSplitBlocks;
+      for (int b = 0; b < count; b += static_cast<int>(hn::Lanes(d))) {
+        const auto weight = QuickExp2(hn::Sub(hn::LoadU(d, bases + b), hn::Set(d, maxima[column])));
+        hn::StoreU(hn::Mul(weight, hn::Set(d, shares[column])), d, factors[column] + b);
+      }
+    }
+    AddWeights(count, columns, weights, factors, to);
+  }
+}
+
+constexpr HistoryKernel kHistory = {PageMasses, AddScores};
 const HistoryKernel& History() { return kHistory; }
 
 }  // namespace HWY_NAMESPACE

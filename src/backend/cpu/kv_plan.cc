@@ -3,25 +3,28 @@
 #include <algorithm>
 #include <cstdint>
 #include <numeric>
+#include <utility>
 
 #include "base/check.h"
 
 namespace pliant {
 namespace {
 
-constexpr int kColumnVector = 16;  // columns that a kernel handles at once
+constexpr int kColumnVector = 16;       // columns that a kernel handles at once
+constexpr int kWatchedPerAttended = 8;  // tokens, at the same cost
 
 /// A column costs about one unit a token; decoding a token for a tile costs about as much as 8
 /// columns.
 std::int64_t Cost(const AttentionItem& item, const SequenceSlice& slice,
                   const HistoryTable* table) {
-  const int last = item.keys_only     ? table->dropped * kBlockTokens
+  const int last = item.watches       ? table->watched()
                    : table != nullptr ? table->tokens
                                       : slice.context + item.first_row + item.rows;
   if (item.scores) return std::int64_t{last} * (8 + item.group) * item.rows;
   const int tokens =
       item.split < 0 ? last : std::min(kSplitTokens, last - item.split * kSplitTokens);
-  return std::int64_t{tokens} * (8 + item.rows * item.group);
+  const std::int64_t cost = std::int64_t{tokens} * (8 + item.rows * item.group);
+  return item.watches ? cost / kWatchedPerAttended : cost;
 }
 
 /// Items of a sequence with few columns. KV heads run inside splits: their rows lie one behind the
@@ -35,16 +38,23 @@ void AddSplits(int sequence, const SequenceSlice& slice, const HistoryTable* tab
   for (int head = 0; head < geometry.kv_heads; ++head) {
     const std::size_t partials = plan.partial_floats;
     plan.partial_floats += splits * columns * PartialFloats(geometry.head_dim);
-    plan.joins.push_back({splits, items, partials, plan.partial_floats});
-    if (table != nullptr) plan.partial_floats += items * columns * kSplitTokens;
+    AttentionJoin& join = plan.joins.emplace_back();
+    join = {.splits = splits, .items = items, .partials = partials};
+    if (table == nullptr) continue;
+    const auto take = [&](std::size_t floats) {
+      return std::exchange(plan.partial_floats, plan.partial_floats + floats);
+    };
+    join.weights = take(splits * columns * kSplitTokens);
+    join.bases = take(splits * columns * kSplitBlocks);
+    join.watched = take((items - splits) * columns * kSplitTokens);
   }
   AttentionItem item;
   item.sequence = sequence;
   item.rows = slice.rows;
   item.group = group;
   for (int i = 0; i < items; ++i) {
-    item.keys_only = i >= splits;
-    item.split = item.keys_only ? i - splits : i;
+    item.watches = i >= splits;
+    item.split = item.watches ? i - splits : i;
     for (item.kv_head = 0; item.kv_head < geometry.kv_heads; ++item.kv_head) {
       item.join = first_join + item.kv_head;
       plan.items.push_back(item);

@@ -23,10 +23,10 @@ struct AttentionItem {
   int rows = 0;
   int first_head = 0;  // of the tile, within the group
   int group = 0;
-  int split = -1;          // or -1: all of them
-  int join = -1;           // into AttentionPlan.joins, for split items
-  bool scores = false;     // rows of a slice of several add to a history's scores
-  bool keys_only = false;  // a split of the dropped blocks of a history: K only
+  int split = -1;        // or -1: all of them
+  int join = -1;         // into AttentionPlan.joins, for split items
+  bool scores = false;   // rows of a slice of several add to a history's scores
+  bool watches = false;  // a split of the dropped blocks of a history
 };
 
 /// The split items of one (sequence, KV head).
@@ -34,8 +34,9 @@ struct AttentionJoin {
   int splits = 0;
   int items = 0;             // splits, and those of dropped blocks
   std::size_t partials = 0;  // offset in floats of split 0's partial results; the others follow
-  std::size_t logits =
-      0;  // with a history: offset of [items][columns][kSplitTokens] floats behind them
+  // With a history: offsets in floats of QueryTile::weights and bases of each split, and of the
+  // logits of dropped blocks.
+  std::size_t weights = 0, bases = 0, watched = 0;
 };
 
 struct AttentionPlan {

@@ -169,7 +169,8 @@ class ReferenceBackend final : public Backend {
     inv_freq_ = rope.inv_freq;
     for (const SequenceSlice& slice : batch_.sequences) {
       const int dim = kv_.geometry().head_dim;
-      for (int r = 0; slice.history != nullptr && r < slice.rows; ++r) {
+      if (slice.history == nullptr || !slice.history->options().query_means) continue;
+      for (int r = 0; r < slice.rows; ++r) {
         const float* row = TensorRow(qkv, slice.first_row + r).data();
         for (int head = 0; head < params.heads; ++head)
           slice.history->NoteQuery(params.layer, head, row + std::size_t(head) * dim);

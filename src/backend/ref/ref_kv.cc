@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <new>
 #include <string>
 
 #include "backend/step_check.h"
+#include "backend/watched_keys.h"
 #include "base/check.h"
 
 namespace pliant {
@@ -188,6 +190,23 @@ std::vector<double> RefKv::Logits(int layer, int kv_head, std::span<const float>
   return logits;
 }
 
+std::vector<double> RefKv::WatchedLogits(int layer, int kv_head, std::span<const float> q,
+                                         float softmax_scale, std::span<const Place> places) {
+  std::vector<std::int8_t> codes(q.size());
+  const float step = CodeWatchingQuery(q, codes);
+  std::vector<double> logits;
+  for (const Place& place : places) {
+    const std::byte* page = Page(place.block->k[0]).data();
+    std::uint16_t scale;
+    std::memcpy(&scale, page + geometry_.ScaleOffset(layer, kv_head, place.slot), sizeof(scale));
+    const auto* row = reinterpret_cast<const std::uint8_t*>(page) +
+                      geometry_.RowOffset(layer, kv_head, place.slot);
+    logits.push_back(double{Bf16ToFloat(scale)} * WatchProduct(codes, row) * step / 16 *
+                     softmax_scale);
+  }
+  return logits;
+}
+
 RefKv::Softmax RefKv::WeightedSum(int layer, int kv_head, std::span<const double> logits,
                                   std::span<const Place> places, std::span<float> out) {
   Softmax softmax{-std::numeric_limits<double>::infinity(), 0};
@@ -258,7 +277,7 @@ void RefKv::AttendHistory(int layer, int heads, float softmax_scale, RetainedHis
     };
     for (int g = 0; g < group; ++g) {
       const std::size_t at = (std::size_t(kv_head) * group + g) * dim;
-      watched[g] = Logits(layer, kv_head, row.qkv.subspan(at, dim), softmax_scale, dropped);
+      watched[g] = WatchedLogits(layer, kv_head, row.qkv.subspan(at, dim), softmax_scale, dropped);
     }
     attend();
     for (int returned = 0; returned < history.options().most_returns;) {

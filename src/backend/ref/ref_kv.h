@@ -73,6 +73,9 @@ class RefKv {
   };
   std::vector<double> Logits(int layer, int kv_head, std::span<const float> q, float softmax_scale,
                              std::span<const Place> places);
+  /// The same of dropped tokens by their plane 0 alone: watched_keys.h.
+  std::vector<double> WatchedLogits(int layer, int kv_head, std::span<const float> q,
+                                    float softmax_scale, std::span<const Place> places);
   struct Softmax {
     double largest = 0, total = 0;
   };
