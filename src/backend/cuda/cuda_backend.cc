@@ -1,664 +1,73 @@
 #include "backend/cuda/cuda_backend.h"
 
 #include <algorithm>
-#include <cmath>
-#include <initializer_list>
-#include <optional>
 #include <set>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "backend/cuda/append/append.h"
-#include "backend/cuda/append/kv_statistics.h"
-#include "backend/cuda/append/rope_tables.h"
-#include "backend/cuda/attention_decode/attention_decode.h"
-#include "backend/cuda/attention_prefill/attention_prefill.h"
-#include "backend/cuda/copies/page_copier.h"
-#include "backend/cuda/cuda_types.h"
-#include "backend/cuda/device_memory.h"
-#include "backend/cuda/gather/gather.h"
-#include "backend/cuda/gemm/gemm.h"
-#include "backend/cuda/graphs/step_graphs.h"
-#include "backend/cuda/page_layout.h"
-#include "backend/cuda/rowwise/rowwise.h"
-#include "backend/cuda/sampling/sampling.h"
-#include "backend/cuda/step_inputs.h"
-#include "backend/cuda/weights.h"
-#include "backend/step_check.h"
+#include "backend/cuda/cuda_backend_impl.h"
 
 namespace pliant {
+namespace cuda {
 namespace {
 
-using namespace cuda;  // NOLINT(google-build-using-namespace): the room this file joins together
-
-/// Decode steps of more rows than this are not kept as graphs: their launches hide behind the work.
-constexpr std::int64_t kMostGraphRows = 512;
-/// Rows cut by attention's ranges that a graph's merge is launched for; a step with more is no
-/// graph.
-constexpr std::int64_t kMostCutRows = 160;
-/// From so many rows on what SiLU takes is bf16: its f32 form no longer fits the cache.
-constexpr std::int64_t kLeastNarrowRows = 512;
 /// A largest step of fewer rows than this gains nothing from choosing algorithms by trial.
 constexpr std::int64_t kLeastTunedRows = 1024;
 
-/// Gathered fp16 K and V of one prefill group stay below this, unless a single sequence needs more.
-constexpr std::size_t kGatherBytes = 256u << 20;
-
-/// [max_rows, cols]; holds f32 or bf16, whatever the op that wrote it last gives.
-struct Tensor {
-  std::int64_t max_rows = 0, cols = 0;
-  DeviceArray<float> data;
-  ElementType type = ElementType::kF32;
-
-  float* F32() {
-    PLIANT_CHECK(type == ElementType::kF32,
-                 "this op takes f32, and its input is what a product takes (bf16)");
-    return data.data();
-  }
-  std::uint16_t* Bf16() const { return reinterpret_cast<std::uint16_t*>(data.data()); }
-};
-
-class CudaBackend final : public Backend {
- public:
-  CudaBackend(const CudaOptions& options, std::unique_ptr<Gemm> gemm)
-      : device_(options.device), use_graphs_(options.graphs), gemm_(std::move(gemm)) {}
-  ~CudaBackend() override {
-    copier_.reset();
-    cudaStreamSynchronize(stream_.get());
-  }
-
-  std::string Name() const override { return "cuda"; }
-  DeviceInfo Info() const override {
-    cudaDeviceProp properties{};
-    PLIANT_CUDA_CHECK(cudaGetDeviceProperties(&properties, device_));
-    DeviceInfo info;
-    info.name = properties.name;
-    PLIANT_CUDA_CHECK(cudaMemGetInfo(&info.memory_free, &info.memory_total));
-    return info;
-  }
-
-  // ---- weights ----
-  Result<MatrixId> AddMatrix(std::span<const HostMatrix> parts) override {
-    PLIANT_ASSIGN_OR_RETURN(DeviceMatrix matrix, UploadMatrix(parts));
-    weight_bytes_ += matrix.data.bytes();
-    matrices_.push_back(std::move(matrix));
-    return MatrixId(static_cast<std::uint32_t>(matrices_.size() - 1));
-  }
-  Result<VectorId> AddVector(std::span<const float> values) override {
-    PLIANT_ASSIGN_OR_RETURN(auto vector,
-                            DeviceArray<float>::Make(values.size(), "a weight vector"));
-    Upload<float>(values, vector.data());
-    weight_bytes_ += vector.bytes();
-    vectors_.push_back(std::move(vector));
-    return VectorId(static_cast<std::uint32_t>(vectors_.size() - 1));
-  }
-  std::size_t WeightBytes() const override { return weight_bytes_; }
-
-  // ---- activations ----
-  Result<TensorId> AddTensor(std::int64_t max_rows, std::int64_t cols) override {
-    if (max_rows < 1 || cols < 1 || max_rows > (std::int64_t{1} << 40) / cols) {
-      return InvalidArgument("a tensor of " + std::to_string(max_rows) + " x " +
-                             std::to_string(cols));
-    }
-    if (cols % 8 != 0)
-      return Unimplemented("the CUDA kernels want a multiple of 8 columns, not " +
-                           std::to_string(cols));
-    // Steps are padded; rows of padding hold anything and are never looked at.
-    Tensor tensor{PaddedRows(max_rows), cols, {}, ElementType::kF32};
-    PLIANT_ASSIGN_OR_RETURN(
-        tensor.data,
-        DeviceArray<float>::Make(static_cast<std::size_t>(tensor.max_rows * cols), "activations"));
-    tensors_.push_back(std::move(tensor));
-    return TensorId(static_cast<std::uint32_t>(tensors_.size() - 1));
-  }
-
-  // ---- KV pages ----
-  std::size_t PageBytes(const KvGeometry& geometry) const override { return geometry.PageBytes(); }
-  Status AllocatePages(const KvGeometry& geometry, std::uint32_t pages) override {
-    if (page_count_ != 0) return InvalidArgument("pages are allocated once");
-    if (geometry.layers < 1 || pages == 0)
-      return InvalidArgument("KV pages need a layer and a page");
-    PLIANT_RETURN_IF_ERROR(
-        DecodeLaunchFor({.kv_heads = geometry.kv_heads, .group = 1, .head_dim = geometry.head_dim})
-            .status());
-    if (pages > static_cast<std::size_t>(-1) / 2 / geometry.PageBytes()) {
-      return OutOfMemory("KV pages: " + std::to_string(pages) + " pages pass the address space");
-    }
-    const std::size_t channels = geometry.Units() * geometry.head_dim;
-    PLIANT_ASSIGN_OR_RETURN(code_, DeviceArray<float>::Make(4 * channels, "channel codes"));
-    PLIANT_ASSIGN_OR_RETURN(copier_, PageCopier::Make(geometry.PageBytes()));
-    PLIANT_ASSIGN_OR_RETURN(
-        pages_, DeviceArray<std::uint8_t>::Make(pages * geometry.PageBytes(), "KV pages"));
-    const ChannelCode plain{std::vector<float>(channels, 1.f), std::vector<float>(channels, 0.f)};
-    UploadCode({plain, plain});
-    geometry_ = geometry;
-    page_count_ = pages;
-    TuneProducts();
-    return {};
-  }
-  Status SetKvCode(const KvCode& code) override {
-    PLIANT_RETURN_IF_ERROR(CheckKvCode(code, Channels()));
-    stream_.Synchronize();
-    UploadCode(code);
-    return {};
-  }
-  void StartChannelStatistics() override { statistics_.Start(Channels(), stream_); }
-  ChannelStatistics TakeChannelStatistics() override { return statistics_.Take(stream_); }
-
-  // ---- one step ----
-  Status BeginStep(const StepBatch& batch) override {
-    const bool as_graph = MayBeGraph(batch) && TakesAllTokens(batch);
-    if (batch.step == 0 || std::exchange(prepared_, 0) != batch.step ||
-        laid_as_graph_ != as_graph) {
-      PLIANT_RETURN_IF_ERROR(CheckPlaces(batch, page_count_));
-      PLIANT_RETURN_IF_ERROR(Lay(batch, as_graph));
-    }
-    PLIANT_RETURN_IF_ERROR(CheckSampling(batch));
-    idle_ = false;
-    logit_count_ = static_cast<std::int64_t>(batch.logit_rows.size());
-    batch_sampling_ = batch.sampling;
-    sampled_columns_ = batch.sampled_columns;
-    PLIANT_RETURN_IF_ERROR(inputs_.Send(batch, stream_));
-    if (planned_heads_ != 0) inputs_.SendPlan(stream_);
-    PLIANT_RETURN_IF_ERROR(GrowGathered(static_cast<std::size_t>(inputs_.gathered_blocks())));
-    logit_columns_ = 0;
-    attended_ = false;
-    ropes_.NewStep();
-    mode_ = StepGraphs::Mode::kLaunch;
-    ops_ = 0;
-    in_graph_ = as_graph && plan_fits_;
-    if (in_graph_) mode_ = graphs_.Begin(inputs_.rows(), Moves(), stream_);
-    return {};
-  }
-
-  void PrepareStep(const StepBatch& batch) override {
-    prepared_ = 0;
-    // What is wrong with it is for BeginStep to say.
-    if (CheckPlaces(batch, page_count_).ok() && Lay(batch, MayBeGraph(batch)).ok())
-      prepared_ = batch.step;
-  }
-
-  void Embed(MatrixId table, TensorId out) override {
-    if (Replayed({1, table.value(), out.value()})) return;
-    const DeviceMatrix& matrix = matrices_.at(table.value());
-    Tensor& to = Writable(out, matrix.cols, ElementType::kF32);
-    LaunchEmbed(matrix.data.data(), matrix.type, inputs_.tokens(), inputs_.rows(),
-                static_cast<int>(matrix.cols), to.data.data(), stream_.get());
-  }
-
-  void RmsNorm(TensorId x, VectorId weight, float eps, TensorId out) override {
-    if (Replayed({2, x.value(), weight.value(), out.value()})) return;
-    Tensor& from = tensors_.at(x.value());
-    const float* data = from.F32();
-    Tensor& to = Writable(out, from.cols, x == out ? ElementType::kF32 : ElementType::kBf16);
-    LaunchRmsNorm(data, nullptr, vectors_.at(weight.value()).data(), eps, inputs_.rows(),
-                  static_cast<int>(from.cols), to.data.data(), to.type, stream_.get());
-  }
-
-  void MatMul(TensorId x, MatrixId weight, VectorId bias, TensorId out, bool accumulate) override {
-    if (Replayed({3, x.value(), weight.value(), out.value()})) return;
-    const DeviceMatrix& matrix = matrices_.at(weight.value());
-    const Tensor& from = tensors_.at(x.value());
-    PLIANT_CHECK(from.cols == matrix.cols, "x and weight disagree");
-    Tensor& to = tensors_.at(out.value());
-    PLIANT_CHECK(to.cols == matrix.rows && (!accumulate || to.type == ElementType::kF32),
-                 "a product and what it is added to disagree");
-    to.type = ElementType::kF32;
-    if (inputs_.rows() >= kLeastNarrowRows && !bias.valid() && !accumulate &&
-        matrix.rows % 16 == 0 && matrix.type == WeightType::kBf16)
-      waiting_ = {x, weight, out};
-    else
-      Multiply(AsBf16(from), matrix, OptionalVector(bias), inputs_.rows(), to.data.data(),
-               accumulate);
-  }
-
-  void QkvToCache(const QkvParams& params, const RopeTable& rope, TensorId qkv) override {
-    if (Replayed({4, static_cast<unsigned>(params.layer), qkv.value()})) return;
-    Tensor& data = tensors_.at(qkv.value());
-    PLIANT_CHECK(params.heads % geometry_.kv_heads == 0 &&
-                     data.cols == static_cast<std::int64_t>(params.heads + 2 * geometry_.kv_heads) *
-                                      geometry_.head_dim,
-                 "a QKV product does not fit the cache's heads");
-    PLIANT_CHECK(rope.inv_freq.size() * 2 <= static_cast<std::size_t>(geometry_.head_dim),
-                 "RoPE over more dims than a head has");
-    AppendArgs args;
-    args.rows = inputs_.rows();
-    args.heads = params.heads;
-    args.kv_heads = geometry_.kv_heads;
-    args.head_dim = geometry_.head_dim;
-    args.qkv = data.F32();
-    args.q_norm = OptionalVector(params.q_norm);
-    args.k_norm = OptionalVector(params.k_norm);
-    args.norm_eps = params.norm_eps;
-    args.angles = ropes_.For(rope, inputs_.positions(), inputs_.rows(), stream_);
-    args.pairs = static_cast<int>(rope.inv_freq.size());
-    args.key = Code(kKey, params.layer);
-    args.value = Code(kValue, params.layer);
-    statistics_.Set(args, FirstChannel(params.layer));
-    args.pages = pages_.data();
-    args.page_bytes = geometry_.PageBytes();
-    args.layer_offset = UnitOffset(geometry_.kv_heads, geometry_.head_dim, params.layer, 0);
-    args.blocks = inputs_.blocks();
-    args.slots = inputs_.slots();
-    LaunchAppend(args, stream_.get());
-  }
-
-  void Attention(int layer, int heads, float softmax_scale, TensorId qkv, TensorId out) override {
-    if (Replayed({5, static_cast<unsigned>(layer), qkv.value(), out.value()})) return;
-    Tensor& q = tensors_.at(qkv.value());
-    const float* q_data = q.F32();
-    Tensor& to =
-        Writable(out, static_cast<std::int64_t>(heads) * geometry_.head_dim, ElementType::kBf16);
-    const std::size_t layer_offset = UnitOffset(geometry_.kv_heads, geometry_.head_dim, layer, 0);
-    if (inputs_.has_decode()) {
-      const DecodeShape shape{geometry_.kv_heads, heads / geometry_.kv_heads, geometry_.head_dim};
-      if (planned_heads_ != heads) {
-        PLIANT_CHECK(!attended_ && !in_graph_,
-                     "all layers of a step have the same number of query heads");
-        PlanDecode(shape, std::nullopt);
-        inputs_.SendPlan(stream_);
-      }
-      attended_ = true;
-      DecodeArgs args;
-      args.pages = pages_.data();
-      args.page_bytes = geometry_.PageBytes();
-      args.layer_offset = layer_offset;
-      args.blocks = inputs_.blocks();
-      args.q = q_data;
-      args.q_stride = q.cols;
-      args.out = to.data.data();
-      args.out_stride = to.cols;
-      args.out_type = to.type;
-      args.softmax_scale = softmax_scale;
-      args.value = Code(kValue, layer);
-      args.partials = partials_.data();
-      inputs_.SetPlan(args);
-      LaunchDecodeAttention(shape, launch_, args, stream_.get());
-    }
-    for (const PrefillGroup& group : inputs_.prefill()) {
-      GatherArgs gather;
-      gather.kv_heads = geometry_.kv_heads;
-      gather.head_dim = geometry_.head_dim;
-      gather.pages = pages_.data();
-      gather.page_bytes = geometry_.PageBytes();
-      gather.layer_offset = layer_offset;
-      gather.blocks = inputs_.blocks();
-      gather.sources = inputs_.sources() + group.first_source;
-      gather.count = group.sources;
-      gather.k = gathered_k_.data();
-      gather.v = gathered_v_.data();
-      gather.present = present_.data();
-      LaunchGather(gather, stream_.get());
-      PrefillArgs prefill;
-      prefill.heads = heads;
-      prefill.kv_heads = geometry_.kv_heads;
-      prefill.head_dim = geometry_.head_dim;
-      prefill.tiles = inputs_.tiles() + group.first_tile;
-      prefill.tile_count = group.tiles;
-      prefill.q = q_data;
-      prefill.q_stride = q.cols;
-      prefill.k = gathered_k_.data();
-      prefill.v = gathered_v_.data();
-      prefill.present = present_.data();
-      prefill.gathered_blocks = group.sources;
-      prefill.out = to.data.data();
-      prefill.out_stride = to.cols;
-      prefill.out_type = to.type;
-      prefill.softmax_scale = softmax_scale;
-      prefill.value = Code(kValue, layer);
-      LaunchPrefillAttention(prefill, stream_.get());
-    }
-  }
-
-  void SiluMul(TensorId gate_up, TensorId out) override {
-    if (waiting_.out == gate_up) StartWaiting(ElementType::kBf16);
-    if (Replayed({6, gate_up.value(), out.value()})) return;
-    Tensor& from = tensors_.at(gate_up.value());
-    const int features = static_cast<int>(from.cols / 2);
-    Tensor& to = Writable(out, features, ElementType::kBf16);
-    if (from.type == ElementType::kBf16)
-      LaunchSiluMul(from.Bf16(), inputs_.rows(), features, to.Bf16(), stream_.get());
-    else
-      LaunchSiluMul(from.F32(), inputs_.rows(), features, to.Bf16(), stream_.get());
-  }
-
-  void Logits(TensorId x, VectorId norm, float eps, MatrixId weight) override {
-    const DeviceMatrix& matrix = matrices_.at(weight.value());
-    Tensor& from = tensors_.at(x.value());
-    PLIANT_CHECK(from.cols == matrix.cols, "x and the output matrix disagree");
-    host_rows_ = 0;
-    logit_columns_ = matrix.rows;
-    if (Replayed({7, x.value(), norm.value(), weight.value()}) || logit_count_ == 0) return;
-    const std::int64_t count = inputs_.logit_count();
-    Grow(scratch_, count * from.cols, "logit rows");
-    Grow(logits_, count * matrix.rows, "logits");
-    LaunchRmsNorm(from.F32(), inputs_.logit_rows(), vectors_.at(norm.value()).data(), eps,
-                  static_cast<int>(count), static_cast<int>(from.cols), scratch_.data(),
-                  ElementType::kBf16, stream_.get());
-    Multiply(scratch_.data(), matrix, nullptr, count, logits_.data(), false);
-    if (batch_sampling_.empty()) {
-      LogitsToHost(0, logit_count_, 0);
-      host_rows_ = logit_count_;
-    } else {
-      Sample(count);
-    }
-  }
-
-  bool StartStep() override {
-    StartWaiting(ElementType::kF32);
-    if (in_graph_) graphs_.End(Moves(), ops_, stream_);
-    in_graph_ = false;
-    mode_ = StepGraphs::Mode::kLaunch;
-    return true;
-  }
-  Status EndStep() override {
-    StartStep();
-    stream_.Synchronize();
-    idle_ = true;
-    return {};
-  }
-  std::span<const float> LogitRows() const override {
-    return {host_logits_.data(), static_cast<std::size_t>(logit_columns_ * host_rows_)};
-  }
-  bool SamplesTokens() const override { return true; }
-  std::span<const std::int32_t> SampledTokens() const override {
-    return {host_tokens_.data(),
-            batch_sampling_.empty() ? 0 : static_cast<std::size_t>(logit_count_)};
-  }
-
-  std::span<const RowLogprobs> SampledLogprobs() const override {
-    return {host_logprobs_.data(),
-            batch_sampling_.empty() ? 0 : static_cast<std::size_t>(logit_count_)};
-  }
-
-  // ---- page copies ----
-  Result<HostMemory> AllocateHost(std::size_t bytes) override {
-    PLIANT_ASSIGN_OR_RETURN(void* const memory, internal::Allocate(internal::MemoryKind::kPinned,
-                                                                   bytes, "exact store"));
-    return HostMemory(static_cast<std::byte*>(memory), [](std::byte* pointer) {
-      internal::Release(internal::MemoryKind::kPinned, pointer);
-    });
-  }
-  CopyTicket CopyOut(std::span<const PageCopy> copies) override {
-    return Copy(PageCopier::Direction::kOut, copies);
-  }
-  CopyTicket CopyIn(std::span<const PageCopy> copies) override {
-    return Copy(PageCopier::Direction::kIn, copies);
-  }
-  CopyState Poll(CopyTicket ticket) override { return copier_->Poll(ticket); }
-  CopyState Wait(CopyTicket ticket) override { return copier_->Wait(ticket); }
-
- private:
-  enum Side { kKey, kValue };
-  std::size_t Channels() const { return code_.size() / 4; }
-  std::size_t FirstChannel(int layer) const {
-    return static_cast<std::size_t>(layer) * geometry_.kv_heads * geometry_.head_dim;
-  }
-  ChannelPointers Code(Side side, int layer) const {
-    const float* const scales = code_.data() + side * 2 * Channels() + FirstChannel(layer);
-    return {scales, scales + Channels()};
-  }
-  void UploadCode(const KvCode& code) {
-    float* to = code_.data();
-    for (const std::vector<float>* part :
-         {&code.key.scale, &code.key.center, &code.value.scale, &code.value.center}) {
-      Upload<float>(*part, to);
-      to += Channels();
-    }
-  }
-  std::size_t GatheredBlockElements() const {
-    return static_cast<std::size_t>(kBlockTokens) *
-           std::max(1, geometry_.kv_heads * geometry_.head_dim);
-  }
-  const float* OptionalVector(VectorId id) const {
-    return id.valid() ? vectors_.at(id.value()).data() : nullptr;
-  }
-
-  /// Chooses algorithms for the largest step's products: prompts that fill steps wait for these.
-  void TuneProducts() {
-    std::set<std::pair<std::int64_t, std::int64_t>> done;
-    for (const DeviceMatrix& matrix : matrices_) {
-      // The table of embeddings and the output matrix have no tensor of their size.
-      const auto x = std::find_if(tensors_.begin(), tensors_.end(),
-                                  [&](const Tensor& t) { return t.cols == matrix.cols; });
-      const auto out = std::find_if(tensors_.rbegin(), tensors_.rend(),
-                                    [&](const Tensor& t) { return t.cols == matrix.rows; });
-      if (x == tensors_.end() || out == tensors_.rend() || &*x == &*out ||
-          matrix.type != WeightType::kBf16)
-        continue;
-      const std::int64_t rows = std::min(x->max_rows, out->max_rows);
-      if (rows < kLeastTunedRows || !done.emplace(matrix.rows, matrix.cols).second) continue;
-      // Real numbers, since a product of zeros takes less power and so less time.
-      const std::size_t bytes =
-          static_cast<std::size_t>(rows * matrix.cols) * sizeof(std::uint16_t);
-      for (std::size_t at = 0; at < bytes; at += matrix.data.bytes()) {
-        PLIANT_CUDA_CHECK(cudaMemcpyAsync(
-            reinterpret_cast<std::byte*>(x->data.data()) + at, matrix.data.data(),
-            std::min(matrix.data.bytes(), bytes - at), cudaMemcpyDeviceToDevice, stream_.get()));
-      }
-      for (const bool to_bf16 : {false, true})
-        gemm_->Tune(x->Bf16(), matrix.data.data(), rows, matrix.rows, matrix.cols, out->data.data(),
-                    to_bf16, stream_);
-    }
-    stream_.Synchronize();
-  }
-
-  Tensor& Writable(TensorId id, std::int64_t cols, ElementType type) {
-    Tensor& tensor = tensors_.at(id.value());
-    PLIANT_CHECK(tensor.cols == cols && tensor.max_rows >= inputs_.rows(),
-                 "an op's result does not fit its tensor");
-    tensor.type = type;
-    return tensor;
-  }
-
-  static std::int64_t StepRows(const StepBatch& batch) {
-    return PaddedRows(static_cast<std::int64_t>(batch.tokens.size()));
-  }
-  /// Only sequences of one new row each; and their tokens must all be taken on the device.
-  bool MayBeGraph(const StepBatch& batch) const {
-    return use_graphs_ && last_heads_ != 0 && StepRows(batch) <= kMostGraphRows &&
-           !statistics_.on() && batch.sequences.size() == batch.tokens.size() &&
-           batch.logit_rows.size() == batch.tokens.size();
-  }
-  static bool TakesAllTokens(const StepBatch& batch) {
-    return !batch.sampling.empty() &&
-           std::all_of(batch.sampling.begin(), batch.sampling.end(),
-                       [](const RowSampling& row) { return row.on_host == 0; });
-  }
-
-  /// Lays a checked step out on the host; the step before may be under way.
-  Status Lay(const StepBatch& batch, bool as_graph) {
-    const std::int64_t rows = StepRows(batch);
-    const std::int64_t logits =
-        as_graph ? rows : PaddedRows(static_cast<std::int64_t>(batch.logit_rows.size()));
-    const std::size_t block_bytes = GatheredBlockElements() * sizeof(std::uint16_t) * 2;
-    planned_heads_ = 0;
-    plan_fits_ = false;
-    laid_as_graph_ = as_graph;
-    PLIANT_RETURN_IF_ERROR(inputs_.Lay(batch, static_cast<int>(rows), static_cast<int>(logits),
-                                       std::max<std::size_t>(1, kGatherBytes / block_bytes),
-                                       PrefillTileRows(geometry_.head_dim)));
-    if (last_heads_ == 0 || !inputs_.has_decode()) return {};
-    // A graph's plan is data: it is sent before the graph, not in it.
-    const std::int64_t cut_rows = std::min<std::int64_t>(rows, kMostCutRows);
-    PlanDecode({geometry_.kv_heads, last_heads_ / geometry_.kv_heads, geometry_.head_dim},
-               as_graph ? std::optional<int>(static_cast<int>(cut_rows)) : std::nullopt);
-    return {};
-  }
-
-  /// Starts the product that waits to know what its result is for, if one does.
-  void StartWaiting(ElementType type) {
-    if (!waiting_.out.valid()) return;
-    const DeviceMatrix& matrix = matrices_.at(waiting_.weight.value());
-    const std::uint16_t* const x = AsBf16(tensors_.at(waiting_.x.value()));
-    Tensor& to = tensors_.at(waiting_.out.value());
-    to.type = type;
-    if (type == ElementType::kBf16)
-      gemm_->RunToBf16(x, matrix.data.data(), inputs_.rows(), matrix.rows, matrix.cols, to.Bf16(),
-                       stream_.get());
-    else
-      Multiply(x, matrix, nullptr, inputs_.rows(), to.data.data(), false);
-    waiting_ = {};
-  }
-
-  /// Notes an op of the step. True: it is part of the graph that this step replays.
-  bool Replayed(std::initializer_list<std::uint32_t> op) {
-    StartWaiting(ElementType::kF32);
-    for (const std::uint32_t word : op) ops_ = (ops_ ^ word) * 0x100000001b3u;
-    return mode_ == StepGraphs::Mode::kReplay;
-  }
-
-  std::uint64_t Moves() const { return moves_ + inputs_.moves() + ropes_.moves(); }
-
-  /// Scratch grows to what the largest step so far needs.
-  template <typename Array>
-  void Grow(Array& array, std::int64_t count, std::string_view what) {
-    if (array.size() >= static_cast<std::size_t>(count)) return;
-    PLIANT_CHECK(mode_ != StepGraphs::Mode::kCapture, "scratch grows while a step is captured");
-    cuda::Grow(array, count, what, stream_);
-    ++moves_;
-  }
-
-  Status GrowGathered(std::size_t blocks) {
-    if (blocks <= present_.size()) return {};
-    blocks = std::max(blocks, present_.size() + present_.size() / 2);
-    present_ = {};
-    PLIANT_ASSIGN_OR_RETURN(gathered_k_, DeviceArray<std::uint16_t>::Make(
-                                             blocks * GatheredBlockElements(), "gathered K"));
-    PLIANT_ASSIGN_OR_RETURN(gathered_v_, DeviceArray<std::uint16_t>::Make(
-                                             blocks * GatheredBlockElements(), "gathered V"));
-    PLIANT_ASSIGN_OR_RETURN(present_, DeviceArray<std::uint8_t>::Make(blocks, "gathered blocks"));
-    return {};
-  }
-
-  /// Rows first .. first + count - 1 of the logits go to the host, from row `to` on.
-  void LogitsToHost(std::int64_t first, std::int64_t count, std::int64_t to) {
-    Grow(host_logits_, (to + count) * logit_columns_, "logits");
-    PLIANT_CUDA_CHECK(cudaMemcpyAsync(
-        host_logits_.data() + to * logit_columns_, logits_.data() + first * logit_columns_,
-        count * logit_columns_ * sizeof(float), cudaMemcpyDeviceToHost, stream_.get()));
-  }
-
-  /// Takes a token for each of `count` (padded) rows; rows that say on_host are copied instead.
-  void Sample(std::int64_t count) {
-    Grow(tokens_, count, "sampled tokens");
-    Grow(host_tokens_, count, "sampled tokens");
-    Grow(host_logprobs_, count, "logprobs");
-    const auto columns = std::min<std::int64_t>(sampled_columns_, logit_columns_);
-    LaunchSample(logits_.data(), logit_columns_, static_cast<int>(columns), static_cast<int>(count),
-                 inputs_.sampling(), inputs_.changes(), tokens_.data(), host_logprobs_.data(),
-                 stream_.get());
-    PLIANT_CUDA_CHECK(cudaMemcpyAsync(host_tokens_.data(), tokens_.data(),
-                                      static_cast<std::size_t>(count) * sizeof(std::int32_t),
-                                      cudaMemcpyDeviceToHost, stream_.get()));
-    const auto on_host = std::count_if(batch_sampling_.begin(), batch_sampling_.end(),
-                                       [](const RowSampling& row) { return row.on_host != 0; });
-    Grow(host_logits_, on_host * logit_columns_, "logits");
-    for (std::size_t i = 0; i < batch_sampling_.size(); ++i) {
-      if (batch_sampling_[i].on_host != 0)
-        LogitsToHost(static_cast<std::int64_t>(i), 1, host_rows_++);
-    }
-  }
-
-  void Multiply(const std::uint16_t* x, const DeviceMatrix& matrix, const float* bias,
-                std::int64_t rows, float* out, bool accumulate) {
-    if (matrix.type == WeightType::kF16) Grow(half_, rows * matrix.cols, "fp16 activations");
-    gemm_->Run(x, half_.data(), matrix.data.data(), matrix.type, bias, rows, matrix.rows,
-               matrix.cols, out, accumulate, stream_.get());
-  }
-
-  const std::uint16_t* AsBf16(const Tensor& tensor) {
-    if (tensor.type == ElementType::kBf16) return tensor.Bf16();
-    const std::int64_t count = inputs_.rows() * tensor.cols;
-    Grow(scratch_, count, "bf16 activations");
-    LaunchToBf16(tensor.data.data(), count, scratch_.data(), stream_.get());
-    return scratch_.data();
-  }
-
-  /// Plans decode attention of the step that is laid out.
-  void PlanDecode(const DecodeShape& shape, std::optional<int> fixed_cut_rows) {
-    const int heads = shape.group * shape.kv_heads;
-    if (launch_heads_ != heads) {
-      auto launch = DecodeLaunchFor(shape);
-      PLIANT_CHECK(launch.ok(), launch.status().message());
-      launch_ = *launch;
-      launch_heads_ = heads;
-    }
-    const Result<bool> fits = inputs_.PlanAttention(launch_, fixed_cut_rows);
-    PLIANT_CHECK(fits.ok(), fits.status().message());
-    plan_fits_ = *fits;
-    Grow(partials_,
-         static_cast<std::int64_t>(DecodePartialFloats(shape, inputs_.planned_segments())),
-         "attention partials");
-    planned_heads_ = last_heads_ = heads;
-  }
-
-  CopyTicket Copy(PageCopier::Direction direction, std::span<const PageCopy> copies) {
-    PLIANT_CHECK(copier_ != nullptr, "pages are allocated before they are copied");
-    if (!CheckCopies(copies, page_count_).ok()) return copier_->Refuse();
-    std::vector<PageCopier::Piece> pieces;
-    pieces.reserve(copies.size());
-    for (const PageCopy& copy : copies)
-      pieces.push_back({pages_.data() + copy.page.value() * geometry_.PageBytes(), copy.host});
-    return copier_->Start(direction, std::move(pieces), idle_ ? nullptr : &stream_);
-  }
-
-  int device_ = 0;
-  bool use_graphs_ = true;
-  Stream stream_;
-  std::unique_ptr<Gemm> gemm_;
-  std::vector<DeviceMatrix> matrices_;
-  std::vector<DeviceArray<float>> vectors_;
-  std::vector<Tensor> tensors_;
-  std::size_t weight_bytes_ = 0;
-
-  KvGeometry geometry_;
-  std::uint32_t page_count_ = 0;
-  DeviceArray<std::uint8_t> pages_;
-  DeviceArray<float> code_;  // KvCode: K's scales and centers, then V's, Channels() each
-  KvStatistics statistics_;
-  std::unique_ptr<PageCopier> copier_;
-
-  StepInputs inputs_;
-  RopeTables ropes_;
-  DecodeLaunch launch_;
-  int planned_heads_ = 0, last_heads_ = 0, launch_heads_ = 0;
-  StepGraphs graphs_;
-  StepGraphs::Mode mode_ = StepGraphs::Mode::kLaunch;
-  bool in_graph_ = false;    // between Begin and End of graphs_
-  bool idle_ = false;        // nothing was given since a step ended
-  std::uint64_t moves_ = 0;  // of scratch
-  std::uint64_t ops_ = 0;    // a hash of this step's ops so far
-  // The step that is laid out: prepared ahead (its number, or 0), for a graph, with a plan that a
-  // graph can take.
-  std::uint64_t prepared_ = 0;
-  bool laid_as_graph_ = false, plan_fits_ = false;
-  bool attended_ = false;  // a layer of this step has had its decode attention
-  struct Product {
-    TensorId x;
-    MatrixId weight;
-    TensorId out;
-  };
-  Product waiting_;  // the op before, if it is a product that is not started yet
-  DeviceArray<float> partials_;
-  DeviceArray<std::uint16_t> gathered_k_, gathered_v_;
-  DeviceArray<std::uint8_t> present_;
-  DeviceArray<std::uint16_t> scratch_, half_;
-  DeviceArray<float> logits_;
-  PinnedArray<float> host_logits_;
-  std::int64_t logit_columns_ = 0, logit_count_ = 0, host_rows_ = 0;
-  std::span<const RowSampling> batch_sampling_;  // the batch's, borrowed until EndStep
-  std::int32_t sampled_columns_ = 0;
-  DeviceArray<std::int32_t> tokens_;
-  PinnedArray<std::int32_t> host_tokens_;
-  PinnedArray<RowLogprobs> host_logprobs_;  // written by the kernel itself: few rows ask for them
-};
-
 }  // namespace
 
+Status CudaBackend::AllocatePages(const KvGeometry& geometry, std::uint32_t pages) {
+  if (page_count_ != 0) return InvalidArgument("pages are allocated once");
+  if (geometry.layers < 1 || pages == 0) return InvalidArgument("KV pages need a layer and a page");
+  PLIANT_RETURN_IF_ERROR(
+      DecodeLaunchFor({.kv_heads = geometry.kv_heads, .group = 1, .head_dim = geometry.head_dim})
+          .status());
+  if (pages > static_cast<std::size_t>(-1) / 2 / geometry.PageBytes()) {
+    return OutOfMemory("KV pages: " + std::to_string(pages) + " pages pass the address space");
+  }
+  const std::size_t channels = geometry.Units() * geometry.head_dim;
+  PLIANT_ASSIGN_OR_RETURN(code_, DeviceArray<float>::Make(4 * channels, "channel codes"));
+  PLIANT_ASSIGN_OR_RETURN(copier_, PageCopier::Make(geometry.PageBytes()));
+  PLIANT_ASSIGN_OR_RETURN(
+      pages_, DeviceArray<std::uint8_t>::Make(pages * geometry.PageBytes(), "KV pages"));
+  const ChannelCode plain{std::vector<float>(channels, 1.f), std::vector<float>(channels, 0.f)};
+  UploadCode({plain, plain});
+  geometry_ = geometry;
+  page_count_ = pages;
+  TuneProducts();
+  return {};
+}
+
+void CudaBackend::TuneProducts() {
+  std::set<std::pair<std::int64_t, std::int64_t>> done;
+  for (const DeviceMatrix& matrix : matrices_) {
+    // The table of embeddings and the output matrix have no tensor of their size.
+    const auto x = std::find_if(tensors_.begin(), tensors_.end(),
+                                [&](const Tensor& t) { return t.cols == matrix.cols; });
+    const auto out = std::find_if(tensors_.rbegin(), tensors_.rend(),
+                                  [&](const Tensor& t) { return t.cols == matrix.rows; });
+    if (x == tensors_.end() || out == tensors_.rend() || &*x == &*out ||
+        matrix.type != WeightType::kBf16)
+      continue;
+    const std::int64_t rows = std::min(x->max_rows, out->max_rows);
+    if (rows < kLeastTunedRows || !done.emplace(matrix.rows, matrix.cols).second) continue;
+    // Real numbers, since a product of zeros takes less power and so less time.
+    const std::size_t bytes = static_cast<std::size_t>(rows * matrix.cols) * sizeof(std::uint16_t);
+    for (std::size_t at = 0; at < bytes; at += matrix.data.bytes()) {
+      PLIANT_CUDA_CHECK(cudaMemcpyAsync(
+          reinterpret_cast<std::byte*>(x->data.data()) + at, matrix.data.data(),
+          std::min(matrix.data.bytes(), bytes - at), cudaMemcpyDeviceToDevice, stream_.get()));
+    }
+    for (const bool to_bf16 : {false, true})
+      gemm_->Tune(x->Bf16(), matrix.data.data(), rows, matrix.rows, matrix.cols, out->data.data(),
+                  to_bf16, stream_);
+  }
+  stream_.Synchronize();
+}
+
+}  // namespace cuda
+
 Result<std::unique_ptr<Backend>> MakeCudaBackend(const CudaOptions& options) {
-  if (!DeviceAvailable()) return Unavailable("no usable CUDA device");
+  if (!cuda::DeviceAvailable()) return Unavailable("no usable CUDA device");
   int count = 0;
   PLIANT_CUDA_CHECK(cudaGetDeviceCount(&count));
   if (options.device < 0 || options.device >= count) {
@@ -666,8 +75,8 @@ Result<std::unique_ptr<Backend>> MakeCudaBackend(const CudaOptions& options) {
                            std::to_string(count));
   }
   PLIANT_CUDA_CHECK(cudaSetDevice(options.device));
-  PLIANT_ASSIGN_OR_RETURN(auto gemm, Gemm::Make());
-  return std::unique_ptr<Backend>(std::make_unique<CudaBackend>(options, std::move(gemm)));
+  PLIANT_ASSIGN_OR_RETURN(auto gemm, cuda::Gemm::Make());
+  return std::unique_ptr<Backend>(std::make_unique<cuda::CudaBackend>(options, std::move(gemm)));
 }
 
 }  // namespace pliant
