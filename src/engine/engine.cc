@@ -15,6 +15,7 @@
 #include "engine/calibration.h"
 #include "engine/engine_factory.h"
 #include "engine/step_loop.h"
+#include "engine/warm_up.h"
 
 namespace pliant {
 namespace {
@@ -226,13 +227,13 @@ Result<std::unique_ptr<Engine>> MakeEngine(const EngineOptions& options,
   const KvGeometry geometry = model->config().Kv();
   PLIANT_ASSIGN_OR_RETURN(std::unique_ptr<KvManager> kv,
                           KvManager::Create(*backend, geometry, options.kv, clock));
+  const auto pages = static_cast<std::uint32_t>(kv->Stats().pages_total);
+  const int rows = options.sched.max_batch_tokens;
   if (options.calibrate) {
-    const KvStats stats = kv->Stats();
-    PLIANT_RETURN_IF_ERROR(Calibrate(*backend, *model, *tokenizer,
-                                     static_cast<std::uint32_t>(stats.pages_total),
-                                     options.sched.max_batch_tokens)
+    PLIANT_RETURN_IF_ERROR(Calibrate(*backend, *model, *tokenizer, pages, rows)
                                .WithContext("calibrating the KV cache"));
   }
+  PLIANT_RETURN_IF_ERROR(WarmUp(*backend, *model, pages, rows).WithContext("warming up"));
   SchedulerOptions sched = options.sched;
   if (sched.max_context == 0) sched.max_context = model->config().context_length;
   const std::size_t max_waiting = static_cast<std::size_t>(sched.max_waiting);
