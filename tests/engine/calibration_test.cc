@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "support/faulty_backend.h"
+#include "support/rounds.h"
 
 namespace pliant {
 namespace {
@@ -42,8 +43,10 @@ TEST(Calibration, IsBitForBitTheSameEachTimeAndForAnyNumberOfThreads) {
     EXPECT_NE(*std::min_element(values.begin(), values.end()),
               *std::max_element(values.begin(), values.end()));
   }
-  EXPECT_TRUE(Calibrated(1, 512) == once);
-  EXPECT_TRUE(Calibrated(2, 512) == once);
+  if (!kSanitized) {  // each takes a minute under a sanitizer; what follows runs the same code
+    EXPECT_TRUE(Calibrated(1, 512) == once);
+    EXPECT_TRUE(Calibrated(2, 512) == once);
+  }
   EXPECT_TRUE(Calibrated(3, 512) == once);
   EXPECT_TRUE(Calibrated(2, 96) == once) << "in other chunks";
 }
