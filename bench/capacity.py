@@ -16,7 +16,7 @@ import tempfile
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 DATA = os.path.join(ROOT, "tests/data")
 GONE = ["--no-returns", "--keep-last", "2", "--redundancy", "16"]
-DIVERGENCE = ["--capacity", "2", "--from-prompt", "--grow", "--grow-signal", "divergence", "--grow-above"]
+DIVERGENCE = ["--capacity", "8", "--from-prompt", "--grow", "--grow-signal", "divergence", "--grow-above"]
 FAMILIES = {
     "whole cache": [("16/16", [])],
     "recent tokens": [("16/16", [*GONE[:1], "--capacity", str(n), "--keep-last", str(n - 2)]) for n in (24, 48)],

@@ -30,7 +30,7 @@ HistoryOptions DroppingForGood(HistoryOptions options) {
   options.growth = GrowthSignal::kDivergence;
   options.grow_above = 0.03f;
   options.start_from_prompt = true;
-  options.start_blocks = 2;
+  options.start_blocks = 8;
   return options;
 }
 
