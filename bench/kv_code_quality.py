@@ -37,17 +37,28 @@ def round_up_to_bf16(x):
     return ((bits + 0xFFFF) & ~0xFFFF).view(torch.float32)
 
 
-def plane_code(x, bits, channel, center):
+def mix(x):
+    """An orthonormal Walsh-Hadamard transform of each 32 neighbouring channels; its own inverse."""
+    h = torch.ones(1, 1)
+    for _ in range(5):
+        h = torch.cat([torch.cat([h, h], 1), torch.cat([h, -h], 1)], 0)
+    return (x.unflatten(-1, (-1, 32)) @ (h / 32**0.5)).flatten(-2)
+
+
+def plane_code(x, bits, channel, center, mixed=False):
     """Pliant's code, written from its description: 16-bit fixed point over the row's absolute maximum; absent low bits read at
-    the midpoint. x: [1, heads, tokens, dim]; channel, center: [heads, 1, dim] or a number."""
+    the midpoint. x: [1, heads, tokens, dim]; channel, center: [heads, 1, dim] or a number. Keys are mixed."""
     x = (x - center) / channel
+    if mixed:
+        x = mix(x)
     scale = round_up_to_bf16(x.abs().amax(-1, keepdim=True))
     code = torch.where(scale > 0, torch.round(x / scale.clamp_min(1e-30) * 32768), torch.zeros_like(x))
     u = code.clamp(-32767, 32767).to(torch.int64) + 32768
     absent = 16 - bits
     if absent:
         u = (u >> absent << absent) | (1 << (absent - 1))
-    return (u - 32768).to(torch.float32) / 32768 * scale * channel + center
+    x = (u - 32768).to(torch.float32) / 32768 * scale
+    return (mix(x) if mixed else x) * channel + center
 
 
 def upper_byte_of_fp16(x, midpoint):
@@ -63,12 +74,12 @@ def recode(name, keys, values, code):
     if name.startswith("fp16 byte"):
         return [upper_byte_of_fp16(x, name.endswith("midpoint")) for x in (keys, values)]
     k, v = (int(bits) for bits in name.split("/"))
-    return plane_code(keys, k, *code), plane_code(values, v, 1.0, 0.0)
+    return plane_code(keys, k, *code, mixed=True), plane_code(values, v, 1.0, 0.0)
 
 
 def key_code(model, ids, places=4, context=8192):
     """(scale, center) of each layer's K after RoPE: the text read at places spread over the context; center the middle of the range,
-    scale half of it (the larger of a RoPE pair) over the eighth root of the queries' energy."""
+    scale the square root of half of it (the larger of a RoPE pair) over the fourth root of the queries' energy."""
     import transformers.models.llama.modeling_llama as llama
 
     seen, rotate = [], llama.apply_rotary_pos_emb
@@ -95,7 +106,7 @@ def key_code(model, ids, places=4, context=8192):
         pair = torch.maximum(span[..., :half], span[..., half:]) / 2
         energy = q.view(k.shape[0], -1, q.shape[1], k.shape[-1]).pow(2).mean((1, 2)).unsqueeze(1)
         use = (energy[..., :half] + energy[..., half:]) / 2 / energy.mean(-1, keepdim=True)
-        pair = pair * use.clamp_min(1e-4).pow(-1 / 8)
+        pair = pair.sqrt() * use.clamp_min(1e-4).pow(-1 / 4)
         codes.append((torch.cat([pair, pair], -1), (least + most) / 2))
     return codes
 

@@ -123,7 +123,7 @@ struct DeviceInfo {
 };
 
 /// The static code of K or of V, [layers][kv_heads][head_dim] each: x is stored as
-/// (x - center) / scale.
+/// (x - center) / scale; of K the mix of that (MixChannels of plane_code.h).
 struct ChannelCode {
   std::vector<float> scale;   // finite, above 0
   std::vector<float> center;  // finite
@@ -131,10 +131,10 @@ struct ChannelCode {
   bool operator==(const ChannelCode&) const = default;
 };
 
-/// Undone outside the sum over tokens. K: the query is multiplied by `scale`, once (the two
-/// channels of a RoPE pair have one scale); `center` adds one and the same number to all logits of
-/// a query, which softmax ignores. V: as weights sum to 1, attention's result is the sum over what
-/// is stored, times `scale`, plus `center`.
+/// Undone outside the sum over tokens. K: the query is multiplied by `scale` and mixed, once (the
+/// two channels of a RoPE pair have one scale); `center` adds one and the same number to all logits
+/// of a query, which softmax ignores. V: as weights sum to 1, attention's result is the sum over
+/// what is stored, times `scale`, plus `center`.
 struct KvCode {
   ChannelCode key, value;
 

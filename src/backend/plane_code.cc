@@ -17,6 +17,23 @@ constexpr int DigitShift(int plane) { return (kPlanes - 1 - plane) * kBitsPerPla
 
 }  // namespace
 
+void MixChannels(std::span<float> row, float factor) {
+  PLIANT_CHECK(row.size() % kMixedChannels == 0, "a row is a multiple of 32 channels");
+  for (std::size_t first = 0; first < row.size(); first += kMixedChannels) {
+    float* x = row.data() + first;
+    for (int apart = 1; apart < kMixedChannels; apart *= 2) {
+      for (int i = 0; i < kMixedChannels; i += 2 * apart) {
+        for (int j = i; j < i + apart; ++j) {
+          const float a = x[j], b = x[j + apart];
+          x[j] = a + b;
+          x[j + apart] = a - b;
+        }
+      }
+    }
+    for (int i = 0; i < kMixedChannels; ++i) x[i] *= factor;
+  }
+}
+
 std::uint16_t RowScale(std::span<const float> row) {
   // Magnitudes of floats order like their bits, and NaN lies above infinity.
   std::uint32_t largest = 0;

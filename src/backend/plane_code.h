@@ -1,8 +1,9 @@
 // Room: backend. The KV code of DESIGN.md section 2: 16-bit fixed point cut into four planes of one hex digit. This header is
 // the one place that knows the bits of a page; the functions are the scalar oracle. Pure functions, any thread.
 //
-// value = center[c] + channel[c] * scale[token, head] * code / 32768, code a signed 16-bit integer in [-32767, 32767]; channel and
-// center are static, for K and for V (ChannelCode in backend.h).
+// value = center[c] + channel[c] * row[c], where channel and center are static, for K and for V (ChannelCode in backend.h), and
+// row[c] = scale[token, head] * code / 32768, code a signed 16-bit integer in [-32767, 32767]; for K this is the row of mixed channels
+// (MixChannels).
 // Stored offset-binary: u = code + 32768, plane 0 is the top hex digit of u. A plane that is absent reads as its midpoint.
 //
 // A page holds one plane of one block of K or of V for all layers and KV heads (the reference and CPU layout; a GPU backend may
@@ -62,6 +63,20 @@ inline std::uint16_t FloatToBf16(float value) {
   if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>((bits >> 16) | 0x40);
   return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
+
+/// Channels of K are mixed before they are coded, each kMixedChannels neighbours by a Walsh-Hadamard
+/// transform: a row's largest magnitude then comes from all of its channels, and the noise of the
+/// code falls on all alike, so that a channel's scale is free to follow what queries use. The query
+/// is mixed the same way, which leaves every product of the two as it was.
+inline constexpr int kMixedChannels = 32;
+/// Powers of two, near the orthonormal 32^-1/2, whose product is 1 / 32.
+inline constexpr float kKeyMix = 1.0f / 4;
+inline constexpr float kQueryMix = 1.0f / 8;
+
+/// The transform of each kMixedChannels of `row`, times `factor`. Its own inverse for factors whose
+/// product is 1 / 32. Stages join elements 1, 2, 4, 8 and 16 apart, in this order, as (a + b, a -
+/// b), so that vector code gets the same bits.
+void MixChannels(std::span<float> row, float factor);
 
 /// The scale of a row: its absolute maximum as bf16, rounded up so that no code passes 32767. 0 for a row of zeros; a row that
 /// holds a non-finite value gives bf16 infinity (the row then decodes to non-finite values and the request is stopped).

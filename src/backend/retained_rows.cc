@@ -69,6 +69,7 @@ void DecodeKeys(const PageMemory& memory, const OriginalBlock& original, int pla
     const std::span<float> row = std::span(keys).subspan(static_cast<std::size_t>(t) * dim, dim);
     JoinPlanes(rows, planes, u);
     DecodeRow(u, scale, row);
+    MixChannels(row, kQueryMix);  // the inverse
     if (coded) {
       for (int c = 0; c < dim; ++c)
         row[c] =

@@ -79,7 +79,7 @@ ChannelCode KeyCodeFor(const KvGeometry& geometry, const ChannelStatistics& stat
       const double range =
           std::max(double{most[i]} - least[i], double{most[i + half]} - least[i + half]);
       const double use = std::max((energy[i] + energy[i + half]) / (2 * mean_energy), kLeastUse);
-      scales[i] = range / 2 * std::pow(use, -1.0 / 8);
+      scales[i] = std::sqrt(range / 2) * std::pow(use, -1.0 / 4);
       if (std::isfinite(scales[i])) largest = std::max(largest, scales[i]);
     }
     for (std::size_t i = 0; i < half; ++i) {

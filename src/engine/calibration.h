@@ -24,10 +24,12 @@ inline constexpr float kLeastValueScale = 1.0f / 16;
 std::string_view CalibrationText();
 
 /// How K is coded, from what a text's keys and queries were like. The center of a channel is the
-/// middle of its range. Its scale is half the range, the larger of a RoPE pair (i, i + head_dim /
-/// 2), divided by the eighth root of the queries' energy in the pair: what queries use more gets a
-/// finer step. Relative to the head's largest scale. Measured against the plain maximum of |K|:
-/// docs/quality.md. Channels that did not move, or were not finite, get scale 1 and center 0.
+/// middle of its range. Its scale is the square root of half the range, the larger of a RoPE pair
+/// (i, i + head_dim / 2), over the fourth root of the queries' energy in the pair. As channels are
+/// mixed, the noise of a logit is the sum over channels of (query * scale)^2 times that of (key /
+/// scale)^2, and this is where the product is least. Relative to the head's largest scale. Measured
+/// against others: docs/decisions.md. Channels that did not move, or were not finite, get scale 1
+/// and center 0.
 ChannelCode KeyCodeFor(const KvGeometry& geometry, const ChannelStatistics& statistics);
 
 /// How V is coded, from what a text's values were like: a channel's scale is its root mean square,

@@ -314,6 +314,42 @@ TEST_P(CpuKvLevel, WritesRowsThatAreNotNumbersAsTheReferenceDoes) {
   }
 }
 
+/// Without norm and RoPE nothing rounds before the code: keys too are the reference's, bit for bit.
+TEST_P(CpuKvLevel, MixesKeysAsTheReferenceDoes) {
+  for (const Shape shape : {Shape{1, 1, 32}, Shape{2, 2, 64}, Shape{1, 1, 96}, Shape{1, 1, 256}}) {
+    Case c(GetParam(), shape, 16);
+    const int dim = shape.dim;
+    std::vector<float> channel(shape.kv_heads * dim), center(channel.size());
+    for (std::size_t i = 0; i < channel.size(); ++i) {
+      channel[i] = 0.1f + 0.03f * (i % 13);
+      center[i] = 0.2f * (static_cast<int>(i % 5) - 2);
+    }
+    const KvCode code{{channel, center}, ValueCode(channel.size())};
+    ASSERT_TRUE(c.kv().SetKvCode(code).ok());
+    ASSERT_TRUE(c.ref().SetKvCode(code).ok());
+    OwnedStep step;
+    const std::vector<BlockView> blocks = {c.maker().Block({})};
+    step.Add(0, 32, blocks);
+    std::vector<float> qkv = KvLikeData(32, shape.Columns(), c.random());
+    std::vector<float> expected = qkv;
+    ASSERT_TRUE(c.kv().BeginStep(step.Batch()).ok());
+    c.kv().QkvToCache({0, shape.heads, {}, {}, 0}, {}, {qkv.data(), shape.Columns()});
+    const KvGeometry geometry = shape.Geometry();
+    for (int t = 0; t < 32; ++t) {
+      c.ref().WriteRow({0, shape.heads, {}, {}, 0}, {}, {}, {}, blocks, t,
+                       {t, std::span(expected).subspan(t * shape.Columns(), shape.Columns()), {}});
+      for (int head = 0; head < shape.kv_heads; ++head) {
+        for (int p = 0; p < kPlanes; ++p) {
+          const std::size_t at = geometry.RowOffset(0, head, t);
+          ASSERT_EQ(0, std::memcmp(&c.kv().Page(blocks[0].k[p])[at],
+                                   &c.ref().Page(blocks[0].k[p])[at], geometry.RowBytes()))
+              << "dim " << dim << " row " << t << " plane " << p;
+        }
+      }
+    }
+  }
+}
+
 TEST_P(CpuKvLevel, OneRowLeavesItsNeighboursAlone) {
   const Shape shape{4, 2, 64, 3};
   Case c(GetParam(), shape, 32);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -65,6 +66,41 @@ TEST(PlaneCode, DigitsLieWhereTheHeaderSays) {
   EXPECT_EQ(store.bytes[1][0], 0xb2);
   EXPECT_EQ(store.bytes[2][0], 0xc3);
   EXPECT_EQ(store.bytes[3][0], 0xd4);
+}
+
+TEST(PlaneCode, MixingSpreadsAChannelOverItsThirtyTwo) {
+  for (int channel = 0; channel < 64; ++channel) {
+    std::vector<float> row(64, 0.f);
+    row[channel] = 3;
+    MixChannels(row, kKeyMix);
+    for (int i = 0; i < 64; ++i) {
+      const bool same = i / kMixedChannels == channel / kMixedChannels;
+      const bool minus = std::popcount(static_cast<unsigned>(i & channel & 31)) % 2 != 0;
+      ASSERT_EQ(row[i], same ? (minus ? -0.75f : 0.75f) : 0.f) << channel << " in " << i;
+    }
+  }
+}
+
+TEST(PlaneCode, MixingKeepsProductsAndUndoesItself) {
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal;
+  for (const int dim : {32, 64, 96, 256}) {
+    std::vector<float> key(dim), query(dim);
+    for (float& x : key) x = normal(random);
+    for (float& x : query) x = normal(random);
+    const auto product = [&](const std::vector<float>& a, const std::vector<float>& b) {
+      double sum = 0;
+      for (int i = 0; i < dim; ++i) sum += double{a[i]} * b[i];
+      return sum;
+    };
+    std::vector<float> mixed_key = key, mixed_query = query;
+    MixChannels(mixed_key, kKeyMix);
+    MixChannels(mixed_query, kQueryMix);
+    EXPECT_NEAR(product(mixed_key, mixed_query), product(key, query), 1e-5 * dim);
+    EXPECT_GT(std::fabs(product(mixed_key, query) - product(key, query)), 1e-2) << "it does mix";
+    MixChannels(mixed_key, kQueryMix);
+    for (int i = 0; i < dim; ++i) ASSERT_NEAR(mixed_key[i], key[i], 2e-6f);
+  }
 }
 
 TEST(PlaneCode, ScaleIsTheAbsoluteMaximumRoundedUp) {

@@ -234,8 +234,8 @@ TEST_P(RetainedAttentionLevel, LikeTheReferenceWhileTokensLeaveAndReturn) {
 TEST_P(RetainedAttentionLevel, SeveralSplitsOfBothKinds) {
   Lab lab(GetParam(), {4, 2, 64, 1}, {.return_weight = 0.2f}, {1, 1});
   lab.Prefill(2400);
-  for (int i = 0; i < 36; ++i) lab.Drop(i < 33);
-  for (int i = 0; i < 6; ++i) lab.Step(2);
+  for (int i = 0; i < 36; ++i) lab.Drop(i < 20);
+  for (int i = 0; i < 6; ++i) lab.Step(3);
   EXPECT_GT(lab.history().returned_pages(), 0);
 }
 

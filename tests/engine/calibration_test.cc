@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <random>
+#include <vector>
 
 #include "support/faulty_backend.h"
 #include "support/rounds.h"
@@ -65,13 +67,13 @@ TEST(Calibration, RopePairsShareTheLargerRange) {
   const ChannelCode code = KeyCodeFor(geometry, statistics);
   EXPECT_EQ(code.scale[3], 1);
   EXPECT_EQ(code.scale[19], 1);
-  EXPECT_NEAR(code.scale[4], 1.0 / 5, 1e-6);
+  EXPECT_NEAR(code.scale[4], std::sqrt(1.0 / 5), 1e-6);
   EXPECT_EQ(code.center[3], 4);
   EXPECT_EQ(code.center[19], 0);
   EXPECT_EQ(code.scale[32 + 1], 1);
   EXPECT_EQ(code.scale[32 + 17], 1);
   EXPECT_EQ(code.center[32 + 17], -3);
-  EXPECT_NEAR(code.scale[32 + 4], 1.0 / 4, 1e-6);
+  EXPECT_NEAR(code.scale[32 + 4], std::sqrt(1.0 / 4), 1e-6);
 }
 
 TEST(Calibration, ChannelsThatQueriesUseMoreGetAFinerStep) {
@@ -80,9 +82,58 @@ TEST(Calibration, ChannelsThatQueriesUseMoreGetAFinerStep) {
   statistics.query_energy[2] = statistics.query_energy[18] = 256;
   statistics.query_energy[5] = statistics.query_energy[21] = 0;  // bounded: 1e-4 of the mean
   const ChannelCode code = KeyCodeFor(geometry, statistics);
-  EXPECT_NEAR(code.scale[2] / code.scale[4], 0.5, 1e-6);
+  EXPECT_NEAR(code.scale[2] / code.scale[4], 0.25, 1e-6);
   const double mean = (28 * 1.0 + 2 * 256) / 32;
-  EXPECT_NEAR(code.scale[4] / code.scale[5], std::pow(1e-4 * mean, 1.0 / 8), 1e-6);
+  EXPECT_NEAR(code.scale[4] / code.scale[5], std::pow(1e-4 * mean, 1.0 / 4), 1e-6);
+}
+
+/// Mean square error of logits with keys read from one plane, where queries use some channels more.
+double LogitNoise(const std::vector<float>& scale, bool mixed) {
+  std::mt19937 random(11);
+  std::normal_distribution<float> normal;
+  double squares = 0;
+  constexpr int kRows = 2000;
+  for (int r = 0; r < kRows; ++r) {
+    std::vector<float> key(32), query(32), read(32);
+    double before = 0, after = 0;
+    for (int c = 0; c < 32; ++c) {
+      const int pair = c % 16;
+      key[c] = normal(random) * std::exp2(-0.1f * static_cast<float>(pair));
+      query[c] = normal(random) * std::exp2(0.5f * static_cast<float>(pair - 8));
+      before += double{key[c]} * query[c];
+      key[c] /= scale[c];
+      query[c] *= scale[c];
+    }
+    if (mixed) {
+      MixChannels(key, kKeyMix);
+      MixChannels(query, kQueryMix);
+    }
+    const std::uint16_t row_scale = RowScale(key);
+    std::vector<std::uint16_t> u(32);
+    EncodeRow(key, row_scale, u);
+    for (std::uint16_t& code : u) code = MidpointCode(code, 1);
+    DecodeRow(u, row_scale, read);
+    for (int c = 0; c < 32; ++c) after += double{read[c]} * query[c];
+    squares += (after - before) * (after - before);
+  }
+  return squares / kRows;
+}
+
+TEST(Calibration, MixedKeysWithTheirScaleLoseLess) {
+  const KvGeometry geometry{.layers = 1, .kv_heads = 1, .head_dim = 32};
+  ChannelStatistics statistics = Even(32);
+  std::vector<float> range(32);
+  for (int c = 0; c < 32; ++c) {
+    const int pair = c % 16;
+    range[c] = 2.5f * std::exp2(-0.1f * static_cast<float>(pair));
+    statistics.key_max[c] = range[c];
+    statistics.key_min[c] = -range[c];
+    statistics.query_energy[c] = std::exp2(1.0 * (pair - 8));
+  }
+  const std::vector<float> scale = KeyCodeFor(geometry, statistics).scale;
+  const double plain = LogitNoise(range, /*mixed=*/false), mixed = LogitNoise(scale, true);
+  EXPECT_LT(mixed, 0.6 * plain);
+  EXPECT_LT(mixed, 0.85 * LogitNoise(scale, false)) << "the scale counts on the mix";
 }
 
 TEST(Calibration, SilentOrBrokenChannelsGetOne) {

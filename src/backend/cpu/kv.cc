@@ -272,14 +272,9 @@ void CpuKvImpl::RecordKeyAndValue(int layer, int head, const float* key, const f
   }
 }
 
-/// `query` is scaled by its channels already.
 void CpuKvImpl::RecordQuery(int layer, int head, const float* query) {
-  const float* channel = Channels(code_.key, layer, head).scale;
   double* energy = statistics_.query_energy.data() + ChannelOffset(layer, head);
-  for (int c = 0; c < geometry_.head_dim; ++c) {
-    const double q = double{query[c]} / (channel == nullptr ? 1.0f : channel[c]);
-    energy[c] += q * q;
-  }
+  for (int c = 0; c < geometry_.head_dim; ++c) energy[c] += double{query[c]} * query[c];
 }
 
 void CpuKvImpl::WriteRow(const KvQkvParams& params, const KvWriteShape& shape, std::int64_t row,
@@ -296,18 +291,19 @@ void CpuKvImpl::WriteRow(const KvQkvParams& params, const KvWriteShape& shape, s
   const bool recording = !statistics_.key_min.empty();
   for (int head = 0; head < params.heads; ++head) {
     float* q = x + std::int64_t{head} * dim;
-    write_.query(shape, cosine, sine, Channels(code_.key, params.layer, head / group).scale, q);
+    write_.query(shape, cosine, sine, q);
     if (recording) RecordQuery(params.layer, head / group, q);
+    write_.code_query(dim, Channels(code_.key, params.layer, head / group).scale, q);
   }
   for (int head = 0; head < kv_heads; ++head) {
     float* k = x + std::int64_t{params.heads + head} * dim;
     const float* v = x + std::int64_t{params.heads + kv_heads + head} * dim;
     write_.key(shape, cosine, sine, k);
     if (recording) RecordKeyAndValue(params.layer, head, k, v);
-    write_.store(dim, Channels(code_.key, params.layer, head), k,
-                 Target(params.layer, head, token, block.k));
-    write_.store(dim, Channels(code_.value, params.layer, head), v,
-                 Target(params.layer, head, token, block.v));
+    write_.store_key(dim, Channels(code_.key, params.layer, head), k,
+                     Target(params.layer, head, token, block.k));
+    write_.store_value(dim, Channels(code_.value, params.layer, head), v,
+                       Target(params.layer, head, token, block.v));
   }
 }
 

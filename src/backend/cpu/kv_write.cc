@@ -38,9 +38,9 @@ void Norm(int dim, std::span<const float> weight, float eps, float* HWY_RESTRICT
   }
 }
 
-/// Rotates the pairs (i, i + half) and multiplies by `channel` where given.
+/// Rotates the pairs (i, i + half).
 void Rotate(int dim, const float* HWY_RESTRICT cosine, const float* HWY_RESTRICT sine,
-            const float* HWY_RESTRICT channel, float* HWY_RESTRICT x) {
+            float* HWY_RESTRICT x) {
   const F32 d;
   const int half = dim / 2;
   for (int i = 0; i < half; i += static_cast<int>(hn::Lanes(d))) {
@@ -48,26 +48,73 @@ void Rotate(int dim, const float* HWY_RESTRICT cosine, const float* HWY_RESTRICT
     const auto s = hn::LoadU(d, sine + i);
     const auto a = hn::LoadU(d, x + i);
     const auto b = hn::LoadU(d, x + half + i);
-    auto first = hn::NegMulAdd(b, s, hn::Mul(a, c));
-    auto second = hn::MulAdd(a, s, hn::Mul(b, c));
-    if (channel != nullptr) {
-      first = hn::Mul(first, hn::LoadU(d, channel + i));
-      second = hn::Mul(second, hn::LoadU(d, channel + half + i));
-    }
-    hn::StoreU(first, d, x + i);
-    hn::StoreU(second, d, x + half + i);
+    hn::StoreU(hn::NegMulAdd(b, s, hn::Mul(a, c)), d, x + i);
+    hn::StoreU(hn::MulAdd(a, s, hn::Mul(b, c)), d, x + half + i);
   }
 }
 
-void Query(const KvWriteShape& shape, const float* cosine, const float* sine, const float* channel,
-           float* x) {
+void Query(const KvWriteShape& shape, const float* cosine, const float* sine, float* x) {
   Norm(shape.head_dim, shape.q_norm, shape.norm_eps, x);
-  Rotate(shape.head_dim, cosine, sine, channel, x);
+  Rotate(shape.head_dim, cosine, sine, x);
 }
 
 void Key(const KvWriteShape& shape, const float* cosine, const float* sine, float* x) {
   Norm(shape.head_dim, shape.k_norm, shape.norm_eps, x);
-  Rotate(shape.head_dim, cosine, sine, nullptr, x);
+  Rotate(shape.head_dim, cosine, sine, x);
+}
+
+/// A stage of MixChannels that joins lanes of one vector, kApart from each other: lanes whose
+/// number has that bit hold b of (a, b) and become a - b.
+template <int kApart, class V>
+HWY_INLINE V JoinLanes(V v) {
+  const hn::DFromV<V> d;
+  const hn::RebindToUnsigned<decltype(d)> du;
+  const auto bit = hn::And(hn::Iota(du, 0), hn::Set(du, std::uint32_t{kApart}));
+  constexpr int kShift = kApart == 1 ? 31 : kApart == 2 ? 30 : kApart == 4 ? 29 : 28;
+  const auto negated = hn::Xor(v, hn::BitCast(d, hn::ShiftLeft<kShift>(bit)));
+  if constexpr (kApart == 1) {
+    return hn::Add(hn::Shuffle2301(v), negated);
+  } else if constexpr (kApart == 2) {
+    return hn::Add(hn::Shuffle1032(v), negated);
+  } else if constexpr (kApart == 4) {
+    return hn::Add(hn::SwapAdjacentBlocks(v), negated);
+  } else {
+    return hn::Add(hn::SwapAdjacentBlocks(hn::ReverseBlocks(d, v)), negated);
+  }
+}
+
+/// MixChannels of plane_code.h, bit for bit.
+template <class D>
+HWY_INLINE void Mix(D d, int dim, float factor, float* HWY_RESTRICT x) {
+  constexpr int kLanes = static_cast<int>(hn::MaxLanes(D()));
+  constexpr int kVectors = kMixedChannels / kLanes;
+  for (int first = 0; first < dim; first += kMixedChannels) {
+    hn::VFromD<D> v[kVectors];
+    for (int i = 0; i < kVectors; ++i) {
+      auto w = JoinLanes<2>(JoinLanes<1>(hn::LoadU(d, x + first + i * kLanes)));
+      if constexpr (kLanes > 4) w = JoinLanes<4>(w);
+      if constexpr (kLanes > 8) w = JoinLanes<8>(w);
+      v[i] = w;
+    }
+    for (int apart = 1; apart < kVectors; apart *= 2) {
+      for (int i = 0; i < kVectors; ++i) {
+        if ((i & apart) != 0) continue;
+        const auto a = v[i], b = v[i + apart];
+        v[i] = hn::Add(a, b);
+        v[i + apart] = hn::Sub(a, b);
+      }
+    }
+    for (int i = 0; i < kVectors; ++i)
+      hn::StoreU(hn::Mul(v[i], hn::Set(d, factor)), d, x + first + i * kLanes);
+  }
+}
+
+void CodeQuery(int head_dim, const float* channel, float* x) {
+  const F32 d;
+  for (int i = 0; channel != nullptr && i < head_dim; i += static_cast<int>(hn::Lanes(d))) {
+    hn::StoreU(hn::Mul(hn::LoadU(d, x + i), hn::LoadU(d, channel + i)), d, x + i);
+  }
+  Mix(d, head_dim, kQueryMix, x);
 }
 
 /// Offset-binary codes of row (plane_code.h, EncodeRow).
@@ -103,23 +150,26 @@ void Split(int dim, const std::uint16_t* HWY_RESTRICT u, const KvRowTarget& targ
   }
 }
 
-void Store(int head_dim, ChannelRow code, const float* x, const KvRowTarget& target) {
+void Store(int head_dim, bool mixed, ChannelRow code, const float* x, const KvRowTarget& target) {
   const F32 d;
   const U32 du;
   alignas(64) float row[kMaxHeadDim];
   alignas(64) std::uint16_t u[kMaxHeadDim];
-  // Magnitudes order like their bits, NaN above infinity; as signed integers too, with the sign bit
-  // cleared.
-  const I32 di;
-  auto largest = hn::Zero(di);
   for (int i = 0; i < head_dim; i += static_cast<int>(hn::Lanes(d))) {
     auto v = hn::LoadU(d, x + i);
     if (code.scale != nullptr) {
       v = hn::Div(hn::Sub(v, hn::LoadU(d, code.center + i)), hn::LoadU(d, code.scale + i));
     }
     hn::Store(v, d, row + i);
-    largest =
-        hn::Max(largest, hn::BitCast(di, hn::And(hn::BitCast(du, v), hn::Set(du, 0x7fffffffu))));
+  }
+  if (mixed) Mix(d, head_dim, kKeyMix, row);
+  // Magnitudes order like their bits, NaN above infinity; as signed integers too, with the sign bit
+  // cleared.
+  const I32 di;
+  auto largest = hn::Zero(di);
+  for (int i = 0; i < head_dim; i += static_cast<int>(hn::Lanes(d))) {
+    const auto magnitude = hn::And(hn::BitCast(du, hn::Load(d, row + i)), hn::Set(du, 0x7fffffffu));
+    largest = hn::Max(largest, hn::BitCast(di, magnitude));
   }
   const auto bits = static_cast<std::uint32_t>(hn::GetLane(hn::MaxOfLanes(di, largest)));
   constexpr std::uint32_t kInfinity = 0x7f800000u;
@@ -134,7 +184,14 @@ void Store(int head_dim, ChannelRow code, const float* x, const KvRowTarget& tar
   std::memcpy(target.scale, &scale, sizeof(scale));
 }
 
-constexpr KvWriteKernel kKernel = {Query, Key, Store};
+void StoreKey(int head_dim, ChannelRow code, const float* x, const KvRowTarget& target) {
+  Store(head_dim, /*mixed=*/true, code, x, target);
+}
+void StoreValue(int head_dim, ChannelRow code, const float* x, const KvRowTarget& target) {
+  Store(head_dim, /*mixed=*/false, code, x, target);
+}
+
+constexpr KvWriteKernel kKernel = {Query, Key, CodeQuery, StoreKey, StoreValue};
 const KvWriteKernel& Kernel() { return kKernel; }
 
 }  // namespace HWY_NAMESPACE

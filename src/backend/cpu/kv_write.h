@@ -34,13 +34,15 @@ struct ChannelRow {
 };
 
 struct KvWriteKernel {
-  /// x = rope(norm(x)) * channel. cosine, sine: [head_dim / 2].
-  void (*query)(const KvWriteShape& shape, const float* cosine, const float* sine,
-                const float* channel, float* x);
-  /// x = rope(norm(x)).
+  /// x = rope(norm(x)), with the norm of queries or of keys. cosine, sine: [head_dim / 2].
+  void (*query)(const KvWriteShape& shape, const float* cosine, const float* sine, float* x);
   void (*key)(const KvWriteShape& shape, const float* cosine, const float* sine, float* x);
-  /// Writes (x - center) / scale into `target`, bit for bit what plane_code.h would.
-  void (*store)(int head_dim, ChannelRow code, const float* x, const KvRowTarget& target);
+  /// x = the mix of x * channel (or of x): what meets coded keys.
+  void (*code_query)(int head_dim, const float* channel, float* x);
+  /// Writes (x - center) / scale into `target`, bit for bit what plane_code.h would; of keys the
+  /// mix.
+  void (*store_key)(int head_dim, ChannelRow code, const float* x, const KvRowTarget& target);
+  void (*store_value)(int head_dim, ChannelRow code, const float* x, const KvRowTarget& target);
 };
 
 const KvWriteKernel& ChooseKvWriteKernel(CpuLevel level);

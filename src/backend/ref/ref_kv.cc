@@ -148,6 +148,7 @@ void RefKv::WriteRow(const QkvParams& params, std::span<const float> q_norm,
       for (int c = 0; c < dim; ++c) energy[c] += double{q[c]} * q[c];
     }
     for (int c = 0; c < dim; ++c) q[c] *= code_.key.scale[first + c];
+    MixChannels(q, kQueryMix);
   }
   for (int head = 0; head < kv_heads; ++head) {
     const std::span<float> k = row.qkv.subspan(std::size_t(params.heads + head) * dim, dim);
@@ -171,7 +172,9 @@ void RefKv::WriteRow(const QkvParams& params, std::span<const float> q_norm,
         row[c] = (x[c] - code.center[first + c]) / code.scale[first + c];
       return row;
     };
-    Store(params.layer, head, token, block.k, scaled(code_.key, k));
+    std::vector<float> key = scaled(code_.key, k);
+    MixChannels(key, kKeyMix);
+    Store(params.layer, head, token, block.k, key);
     Store(params.layer, head, token, block.v, scaled(code_.value, v));
   }
 }
@@ -181,7 +184,7 @@ std::vector<double> RefKv::Logits(int layer, int kv_head, std::span<const float>
   std::vector<float> key(q.size());
   std::vector<double> logits;
   for (const Place& place : places) {
-    // The channel factor of K is in q already.
+    // The channel factor of K is in q already, and q is mixed as K is.
     Load(layer, kv_head, place.slot, place.block->k, key);
     double dot = 0;
     for (std::size_t c = 0; c < q.size(); ++c) dot += double{q[c]} * key[c];

@@ -36,6 +36,42 @@ __device__ void Record(const AppendArgs& a, bool is_v, int at, float x) {
   }
 }
 
+/// MixChannels of plane_code.h, bit for bit, of a head that a warp holds as AppendKernel does.
+template <int kHalf, int kPairs>
+__device__ __forceinline__ void Mix(float (&low)[kPairs], float (&high)[kPairs], float factor) {
+  // Channels of one lane first, then those of other lanes: 1, 2, 4, 8, 16 apart. Unfused.
+#pragma unroll
+  for (int apart = 1; apart < kPairs; apart *= 2) {
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      if ((i & apart) != 0) continue;
+      const float a = low[i], b = low[i + apart], c = high[i], d = high[i + apart];
+      low[i] = __fadd_rn(a, b), low[i + apart] = __fsub_rn(a, b);
+      high[i] = __fadd_rn(c, d), high[i + apart] = __fsub_rn(c, d);
+    }
+  }
+  constexpr int kBlock = kHalf < kMixedChannels ? kHalf : kMixedChannels;  // within a half
+#pragma unroll
+  for (int m = 1; m < kBlock / kPairs; m *= 2) {
+    const bool second = (threadIdx.x & m) != 0;
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const float l = __shfl_xor_sync(kAll, low[i], m), h = __shfl_xor_sync(kAll, high[i], m);
+      low[i] = second ? __fsub_rn(l, low[i]) : __fadd_rn(low[i], l);
+      high[i] = second ? __fsub_rn(h, high[i]) : __fadd_rn(high[i], h);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+    if constexpr (kHalf < kMixedChannels) {  // the last stage joins the halves
+      const float a = low[i], b = high[i];
+      low[i] = __fadd_rn(a, b), high[i] = __fsub_rn(a, b);
+    }
+    low[i] *= factor;
+    high[i] *= factor;
+  }
+}
+
 /// One warp a (row, head): query heads first, then K, then V. A lane holds pairs (i, i + D / 2) of
 /// neighbouring i.
 template <int D>
@@ -91,16 +127,23 @@ __global__ void __launch_bounds__(kWarps * 32) AppendKernel(const __grid_constan
     }
     if (is_q) {
       const float* const channel = a.key.scale + kv_head * D;
-      if (!active) return;
 #pragma unroll
       for (int i = 0; i < kPairs; ++i) {
+        if (!active) continue;
         if (a.query_energy != nullptr) {
           double* const energy = a.query_energy + kv_head * D + lane * kPairs + i;
           atomicAdd(energy, double{low[i]} * low[i]);
           atomicAdd(energy + kHalf, double{high[i]} * high[i]);
         }
-        data[lane * kPairs + i] = low[i] * channel[lane * kPairs + i];
-        data[kHalf + lane * kPairs + i] = high[i] * channel[kHalf + lane * kPairs + i];
+        low[i] *= channel[lane * kPairs + i];
+        high[i] *= channel[kHalf + lane * kPairs + i];
+      }
+      Mix<kHalf>(low, high, kQueryMix);
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) {
+        if (!active) continue;
+        data[lane * kPairs + i] = low[i];
+        data[kHalf + lane * kPairs + i] = high[i];
       }
       return;
     }
@@ -119,6 +162,7 @@ __global__ void __launch_bounds__(kWarps * 32) AppendKernel(const __grid_constan
     low[i] = __fdiv_rn(__fsub_rn(low[i], center[c]), channel[c]);
     high[i] = __fdiv_rn(__fsub_rn(high[i], center[kHalf + c]), channel[kHalf + c]);
   }
+  if (!is_v) Mix<kHalf>(low, high, kKeyMix);
   // ---- scale and code, bit for bit as RowScale and EncodeRow
   std::uint32_t largest = 0;
 #pragma unroll

@@ -1,7 +1,7 @@
 // Room: backend/cuda. What happens between a layer's QKV product and its attention, fused: per-head
-// RMSNorm of Q and K (optional), RoPE, the static code of the channels, and the writing of K and V
-// as scale, code and planes into the pages. Called by the thread that owns the stream; enqueues
-// only.
+// RMSNorm of Q and K (optional), RoPE, the static code of the channels, the mixing of Q and K, and
+// the writing of K and V as scale, code and planes into the pages. Called by the thread that owns
+// the stream; enqueues only.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -41,8 +41,8 @@ struct AppendArgs {
       nullptr;  // [rows] block * 32 + token; negative: a padded row, left alone
 };
 
-/// Planes that the block does not have are not written. Codes and scales are those of RowScale and
-/// EncodeRow (plane_code.h).
+/// Planes that the block does not have are not written. Codes and scales are those of MixChannels
+/// (K), RowScale and EncodeRow (plane_code.h).
 void LaunchAppend(const AppendArgs& args, cudaStream_t stream);
 
 }  // namespace pliant::cuda
