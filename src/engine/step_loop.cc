@@ -46,7 +46,10 @@ void StepLoop::Add(RequestId id, GenerateRequest request, EventSink sink,
 }
 
 void StepLoop::Cancel(RequestId id) {
+  const auto is_it = [id](const Ending& ending) { return ending.id == id; };
+  if (std::any_of(endings_.begin(), endings_.end(), is_it)) SettleRun();  // it has its answer
   if (!live_.contains(id)) return;
+  gone_ = true;
   const Usage usage = UsageOf(id, live_.at(id));
   scheduler_->Cancel(id);
   TokenEvent event;
@@ -55,6 +58,8 @@ void StepLoop::Cancel(RequestId id) {
 }
 
 void StepLoop::FailAll(const Status& status) {
+  SettleRun();
+  gone_ = true;
   std::vector<RequestId> ids;
   for (const auto& [id, live] : live_) ids.push_back(id);
   for (const RequestId id : ids) {
@@ -65,8 +70,8 @@ void StepLoop::FailAll(const Status& status) {
 
 Nanoseconds StepLoop::Step() {
   // A request that is new and alone in waiting would wait for a whole step more.
-  if (new_request_ || (endings_.size() == sampled_.size() && !endings_.empty())) ForgetNext();
-  new_request_ = false;
+  if (new_request_ || ((gone_ || !endings_.empty()) && !IsWanted(next_))) ForgetNext();
+  new_request_ = gone_ = false;
   const Nanoseconds plan_start = clock_->Now();
   if (ran_at_ == 0) ran_at_ = plan_start;
   const bool ahead = !next_.empty();
@@ -113,6 +118,13 @@ void StepLoop::CountIdle(Nanoseconds waited) {
   std::size_t i = 0;
   while (i + 1 < counters_.idle_counts.size() && static_cast<double>(waited) > IdleBound(i)) ++i;
   ++counters_.idle_counts[i];
+}
+
+bool StepLoop::IsWanted(const StepPlan& plan) const {
+  return std::any_of(plan.entries().begin(), plan.entries().end(), [this](const auto& entry) {
+    const auto is_it = [&](const Ending& ending) { return ending.id == entry.request; };
+    return live_.contains(entry.request) && std::none_of(endings_.begin(), endings_.end(), is_it);
+  });
 }
 
 void StepLoop::SettleRun() {

@@ -54,6 +54,7 @@ class StepLoop {
   Status Run(const StepPlan& plan);
   void WhileRunning();
   void CountIdle(Nanoseconds waited);
+  bool IsWanted(const StepPlan& plan) const;                      // somebody waits for its tokens
   void TakeTokens(const StepPlan& plan, const StepBatch& batch);  // into sampled_
   void SettleRun();                                               // run_, if it is not settled yet
   void ForgetNext();                                              // settles run_; gives next_ up
@@ -100,6 +101,7 @@ class StepLoop {
   StepPlan run_, next_;        // has run, but is not settled; planned while that one ran
   bool device_works_ = false;  // steps run behind: tokens are handed over during the next one
   bool new_request_ = false;   // since next_ was planned, and nobody else waits to begin
+  bool gone_ = false;          // somebody was cancelled since then
   Nanoseconds ran_at_ = 0;     // when the device ended the last step; 0: it is long ago
   std::vector<SampledToken> sampled_;  // by run_
   std::vector<RowSampling> sampling_;

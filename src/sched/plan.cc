@@ -25,6 +25,9 @@ constexpr Nanoseconds kPollCopies = 100'000, kPollElse = 1'000'000;
 
 StepPlan Scheduler::Impl::Plan(bool is_next) {
   next = is_next;
+  // Whatever was freed while a step is in flight is there when it ends.
+  coming = next ? kv.pool().fenced() : 0;
+  const std::size_t turn = rotation;
   ended.clear();
   const bool saves_later = std::exchange(saves_come_later, false);
   kv.Poll(!saves_later);
@@ -43,6 +46,7 @@ StepPlan Scheduler::Impl::Plan(bool is_next) {
   } while (grants.empty() && !admitted && BreakDeadlock());
   PlanRestores();
   if (!next) stalled_plans = under_pressure ? stalled_plans + 1 : 0;
+  if (next && grants.empty()) rotation = turn;  // Plan comes in its place
   if (saves_later && grants.empty() && !next) kv.StartSaves();
   Build(plan);
   return plan;
@@ -143,12 +147,16 @@ void Scheduler::Impl::PlanRunning() {
     CollectRunning(needs);
     const bool fits = [&] {
       Draft& draft = controller.NewDraft();
-      const bool enough = controller.MakeRoom(draft, needs.now, 0, Controller::Rung::kDeep);
+      const bool enough = controller.MakeRoom(draft, needs.now, coming, Controller::Rung::kDeep);
       if (enough && kv.planes_bend()) {
         const auto reserve =
             static_cast<std::int64_t>(kv.options().low_watermark * kv.pool().total());
         controller.MakeRoom(draft, needs.now + needs.ahead + reserve, kv.PagesComing(),
                             Controller::Rung::kBase);
+      } else if (enough && next) {
+        // What the cache gives now is there for the plan after this one.
+        controller.MakeRoom(draft, needs.now + needs.ahead, kv.PagesComing(),
+                            Controller::Rung::kCache);
       }
       controller.Commit(draft);
       kv.TakeWithheld();
@@ -225,12 +233,13 @@ void Scheduler::Impl::PlanAdmissions() {
     const bool wait = under_pressure || !offloading.empty() ||
                       (head.id == held_id && kv.step() < held_until && frees == held_frees &&
                        !(running.empty() && loading.empty()));
+    soon = false;
     if (!wait && TryAdmit(head)) continue;
     held = true;
     if (!wait) {
       if (held_id != head.id) Log(Reason::kHoldAdmission, head);
       held_id = head.id;
-      held_until = kv.step() + kRetrySteps;
+      held_until = kv.step() + (soon ? 1 : kRetrySteps);
       held_frees = frees;
     }
     return;
@@ -262,7 +271,7 @@ bool Scheduler::Impl::AdmitOffloaded(Request& head, bool alone) {
       std::min(head.remaining() - 1, std::int64_t{options.max_batch_tokens}) + Headroom(head));
   Draft& draft = controller.NewDraft();
   const std::int64_t all = pages + growth + needs.promised + needs.ahead;
-  if (!controller.MakeRoom(draft, all, 0, Controller::Rung::kDeep)) {
+  if (!controller.MakeRoom(draft, all, coming, Controller::Rung::kDeep)) {
     if (!alone || kv.pool().free() + draft.pages_freed() < pages) return false;
   }
   controller.Commit(draft);
@@ -308,7 +317,7 @@ bool Scheduler::Impl::AdmitWaiting(Request& head, bool alone) {
   std::int64_t bring = kv.PagesToReady(match.blocks, head.floor);
   std::int64_t chunk = std::min<std::int64_t>(total - match.tokens(), rows_left);
   const std::int64_t reserved = needs.promised + needs.ahead;
-  if (!controller.MakeRoom(*draft, bring + pages_for(total + Headroom(head)) + reserved, 0,
+  if (!controller.MakeRoom(*draft, bring + pages_for(total + Headroom(head)) + reserved, coming,
                            Controller::Rung::kDeep)) {
     if (!alone) return false;
     // Nobody else is there to leave room: it goes as far as it gets, if need be without the cached
@@ -327,11 +336,13 @@ bool Scheduler::Impl::AdmitWaiting(Request& head, bool alone) {
         {total - match.tokens(), std::int64_t{rows_left}, room / block_pages * kBlockTokens});
   } else {
     // Later chunks make their room when they come.
-    controller.CutTo(*draft, bring + pages_for(match.tokens() + chunk) + reserved);
+    controller.CutTo(*draft, bring + pages_for(match.tokens() + chunk) + reserved - coming);
   }
   controller.Commit(*draft);
-  if (static_cast<std::int64_t>(kv.pool().free()) < bring + pages_for(match.tokens() + chunk))
-    return false;  // fenced: soon
+  if (static_cast<std::int64_t>(kv.pool().free()) < bring + pages_for(match.tokens() + chunk)) {
+    soon = true;  // fenced
+    return false;
+  }
 
   Unlist(head);
   head.sequence = kv.Open(head.id, head.floor, head.salt);

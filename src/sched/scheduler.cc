@@ -122,8 +122,10 @@ StepPlan Scheduler::PlanNext() {
   Impl& s = *impl_;
   PLIANT_CHECK(s.steps == s.settled + 1, "PlanNext plans ahead of the one step in flight");
   // What a history holds is decided on between steps.
-  const auto has_history = [](const Request* r) { return r->history.has_value(); };
-  if (std::any_of(s.running.begin(), s.running.end(), has_history)) return {};
+  const auto has_history = [](const auto& r) {
+    return r.second->history.has_value() && r.second->sequence != nullptr;
+  };
+  if (std::any_of(s.requests.begin(), s.requests.end(), has_history)) return {};
   StepPlan plan = s.Plan(/*next=*/true);
   if constexpr (kChecked) Audit();
   if (plan.empty()) {
@@ -139,6 +141,7 @@ void Scheduler::Settle(StepPlan plan, std::span<const SampledToken> sampled) {
                "one sampled token for each logit row");
   kv_.EndStep(plan.step_);
   s.settled = plan.step_;
+  ++s.stats.steps;
   std::size_t next = 0;
   for (const StepPlan::Entry& entry : plan.entries_) {
     const SampledToken* token = nullptr;
@@ -236,7 +239,6 @@ SchedStats Scheduler::Stats() const {
   for (const Request* r : impl_->queue) {
     ++(r->state == Request::State::kOffloaded ? stats.offloaded : stats.waiting);
   }
-  stats.steps = static_cast<std::int64_t>(impl_->settled);
   for (const auto& [id, r] : impl_->requests) {
     if (!r->history) continue;
     ++stats.with_capacity;

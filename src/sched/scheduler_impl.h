@@ -169,6 +169,8 @@ struct Scheduler::Impl {
   Needs needs;
   std::int32_t rows_left = 0;
   bool next = false;            // PlanNext: a step is in flight
+  std::int64_t coming = 0;      // pages that are free when that step ends
+  bool soon = false;            // the head of the queue fits then
   bool under_pressure = false;  // a running request got no pages, or one was taken out
   bool held = false;            // the head of the queue waits for pages
   bool admitted = false;        // somebody left the queue

@@ -164,6 +164,42 @@ TEST(Scheduler, CancelWhileTheStepIsInFlight) {
   ExpectClean(d);
 }
 
+/// Steps from the end of a request until the one that waits for its pages has its first token.
+int StepsUntilTheHeadRuns(bool ahead) {
+  DriverOptions o = Full(8 * 12);
+  o.kv.prefix_cache = false;
+  o.ahead = ahead;
+  Driver d(o);
+  const auto add = [&](std::uint64_t id, std::int64_t prompt, std::int64_t max_new) {
+    EXPECT_TRUE(d.Add(id, {.prompt = Tokens(prompt, id), .max_new = max_new}).ok());
+  };
+  add(1, 100, 200);
+  add(3, 150, 20);
+  for (int i = 0; i < 8; ++i) d.Step();
+  add(5, 120, 20);
+  while (!d.client(3).done) d.Step();
+  EXPECT_TRUE(d.client(5).output.empty()) << "it was to wait";
+  int steps = 0;
+  while (d.client(5).output.empty() && steps < 100) d.Step(), ++steps;
+  EXPECT_TRUE(d.Run());
+  return steps;
+}
+
+TEST(Scheduler, TheHeadOfTheQueueRunsAStepAfterPagesCameBack) {
+  const int late = StepsUntilTheHeadRuns(false), ahead = StepsUntilTheHeadRuns(true);
+  EXPECT_LE(ahead, late + 2);  // pages are back when the step in flight has ended; its plan is made
+}
+
+TEST(Scheduler, StepsThatWereGivenUpAreNotCounted) {
+  Driver d(Full(8 * 64));
+  ASSERT_TRUE(d.Add(1, {.prompt = Tokens(100, 1), .max_new = 5}).ok());
+  while (d.live() > 0) {
+    d.AbandonStep();
+    d.Step();
+  }
+  EXPECT_EQ(d.scheduler().Stats().steps, d.steps_run());
+}
+
 TEST(Scheduler, AnAbandonedStepLeavesNoTrace) {
   Driver d(Full(8 * 64)), plain(Full(8 * 64));
   for (Driver* x : {&d, &plain}) {

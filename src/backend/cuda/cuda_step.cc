@@ -14,7 +14,8 @@ constexpr std::size_t kGatherBytes = 256u << 20;
 
 Status CudaBackend::BeginStep(const StepBatch& batch) {
   const bool as_graph = MayBeGraph(batch) && TakesAllTokens(batch);
-  if (batch.step == 0 || std::exchange(prepared_, 0) != batch.step || laid_as_graph_ != as_graph) {
+  const std::uint64_t prepared = std::exchange(prepared_, 0);
+  if (batch.step == 0 || prepared != batch.step || laid_as_graph_ != as_graph) {
     PLIANT_RETURN_IF_ERROR(CheckPlaces(batch, page_count_));
     PLIANT_RETURN_IF_ERROR(Lay(batch, as_graph));
   }
@@ -23,9 +24,9 @@ Status CudaBackend::BeginStep(const StepBatch& batch) {
   logit_count_ = static_cast<std::int64_t>(batch.logit_rows.size());
   batch_sampling_ = batch.sampling;
   sampled_columns_ = batch.sampled_columns;
+  PLIANT_RETURN_IF_ERROR(GrowGathered(static_cast<std::size_t>(inputs_.gathered_blocks())));
   PLIANT_RETURN_IF_ERROR(inputs_.Send(batch, stream_));
   if (planned_heads_ != 0) inputs_.SendPlan(stream_);
-  PLIANT_RETURN_IF_ERROR(GrowGathered(static_cast<std::size_t>(inputs_.gathered_blocks())));
   logit_columns_ = 0;
   attended_ = false;
   ropes_.NewStep();
