@@ -229,6 +229,11 @@ class Backend {
   // ---- histories with a capacity (retained_history.h), between steps
   /// Can a model with so many query heads have such sequences? Pages must have been allocated.
   virtual bool RetainsHistory(int /*heads*/) const { return false; }
+  /// Can what left such a sequence return from any exact store? Else only from memory that
+  /// AllocateHost gave.
+  virtual bool ReturnsFromAnyStore() const { return true; }
+  /// A history begins; for backends that keep tables of their own (RetainedHistory::KeepRemotely).
+  virtual void StartHistory(RetainedHistory& /*history*/) {}
   /// Takes note of the keys of the full blocks history.noted() .. blocks - 1; a step must have
   /// rotated keys before. NotFound: an original cannot be read.
   virtual Status NoteHistory(RetainedHistory& /*history*/, std::int32_t /*blocks*/) {

@@ -10,12 +10,6 @@
 #include "base/check.h"
 
 namespace pliant {
-namespace {
-
-constexpr float kShortSteps = 16, kLongSteps = 64;  // of the running means of queries
-
-}  // namespace
-
 RetainedHistory::RetainedHistory(const KvGeometry& geometry, int heads,
                                  const RetentionOptions& options, std::shared_ptr<RowSource> source)
     : geometry_(geometry),
@@ -39,7 +33,7 @@ RetainedHistory::RetainedHistory(const KvGeometry& geometry, int heads,
 
 void RetainedHistory::Reserve(std::int64_t tokens) {
   const std::int64_t blocks = (tokens + kBlockTokens - 1) / kBlockTokens;
-  if (blocks * kBlockTokens <= reserved_) return;
+  if (remote_ != nullptr || blocks * kBlockTokens <= reserved_) return;
   reserved_ = blocks * kBlockTokens;
   const auto size = static_cast<std::size_t>(reserved_);
   for (Unit& unit : units_) {
@@ -179,6 +173,7 @@ void RetainedHistory::NoteQuery(int layer, int head, const float* query) {
 }
 
 double RetainedHistory::Divergence() const {
+  if (remote_ != nullptr) return remote_divergence_;
   double sum = 0;
   const int dim = geometry_.head_dim;
   for (std::size_t at = 0; at < query_seen_.size(); ++at) {
@@ -199,7 +194,7 @@ double RetainedHistory::Divergence() const {
 // ---- what stays
 
 float RetainedHistory::WeightAt(float likeness) const {
-  return std::pow(1 - std::clamp(likeness, 0.0f, 1.0f), options_.redundancy);
+  return UnlikenessPower(likeness, options_.redundancy);
 }
 
 float RetainedHistory::Use(float score, float weight) {
@@ -231,7 +226,7 @@ void RetainedHistory::Leave(Unit& unit, std::int32_t token, std::size_t at) {
 }
 
 void RetainedHistory::ForgetOldestWhole() {
-  if (options_.returns) return;
+  if (options_.returns || remote_ != nullptr) return;
   for (Unit& unit : units_) {
     Keys& keys = unit.whole_keys;
     keys.codes.erase(keys.codes.begin(),
@@ -371,34 +366,34 @@ std::ptrdiff_t RetainedHistory::PlaceOf(const Unit& unit, std::int32_t token) co
 }
 
 float RetainedHistory::score(int unit, std::int32_t token) const {
+  if (remote_ != nullptr) return remote_->Read(unit, token + 1).score[token];
   const Unit& u = units_[unit];
   const std::ptrdiff_t at = PlaceOf(u, token);
   return at >= 0 ? u.score[at] : options_.returns ? u.left_score[token] : 0;
 }
 
 float RetainedHistory::weight(int unit, std::int32_t token) const {
+  if (remote_ != nullptr) return remote_->Read(unit, token + 1).weight[token];
   const Unit& u = units_[unit];
   const std::ptrdiff_t at = PlaceOf(u, token);
   return at >= 0 ? u.weight[at] : options_.returns ? u.left_weight[token] : 0;
 }
 
 std::int64_t RetainedHistory::dropped_tokens() const {
-  std::int64_t kept = 0;
-  for (const Unit& unit : units_) kept += static_cast<std::int64_t>(unit.kept_token.size());
-  return std::int64_t{frontier_} * kBlockTokens * units() - kept;
+  return std::int64_t{frontier_ - kept_blocks_} * kBlockTokens * units();
 }
 std::int64_t RetainedHistory::returned_pages() const {
-  std::int64_t sum = 0;
+  std::int64_t sum = remote_returned_pages_;
   for (const Unit& unit : units_) sum += unit.returned_pages;
   return sum;
 }
 std::int64_t RetainedHistory::returned_tokens() const {
-  std::int64_t sum = 0;
+  std::int64_t sum = remote_returned_tokens_;
   for (const Unit& unit : units_) sum += unit.returned_tokens;
   return sum;
 }
 std::int64_t RetainedHistory::lost_pages() const {
-  std::int64_t sum = 0;
+  std::int64_t sum = remote_lost_pages_;
   for (const Unit& unit : units_) sum += static_cast<std::int64_t>(unit.lost.size());
   return sum;
 }

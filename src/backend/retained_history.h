@@ -20,18 +20,23 @@
 // Threads: one owner; during a step different units may be handled by different threads.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "backend/plane_code.h"
+#include "base/host_device.h"
 #include "base/ids.h"
 
 namespace pliant {
 
 /// Tokens that return together.
 inline constexpr int kReturnTokens = 16;
+/// A device tells the divergence of queries when the sequence has a multiple of so many tokens.
+inline constexpr int kDivergenceTokens = kBlockTokens / 2;
 
 struct RetentionOptions {
   bool returns = true;
@@ -60,16 +65,67 @@ class RowSource {
   /// that the answer may lie in.
   virtual PlanePlace Find(std::int32_t block, bool is_v, int plane, int unit,
                           std::span<std::byte> buffer) = 0;
+  /// Where it lies during the next step, for a device that reads rows by itself: not verified, and
+  /// host memory only where it came from Backend::AllocateHost.
+  virtual PlanePlace Place(std::int32_t /*block*/, bool /*is_v*/, int /*plane*/) { return {}; }
+  /// The same of all planes of K, then of V.
+  virtual void Places(std::int32_t block, std::span<PlanePlace, 2 * kPlanes> places) {
+    for (int p = 0; p < 2 * kPlanes; ++p) places[p] = Place(block, p >= kPlanes, p % kPlanes);
+  }
 };
+
+/// Where a backend keeps the tables of units itself, on a device.
+class RemoteTables {
+ public:
+  virtual ~RemoteTables() = default;
+  struct Unit {
+    std::vector<std::int32_t> kept_token;  // by slot
+    std::vector<float> score, weight;      // by token
+  };
+  /// For reports and tests: waits for the device. Of the first `tokens` tokens.
+  virtual Unit Read(int unit, std::int32_t tokens) const = 0;
+};
+
+/// (1 - likeness)^redundancy, likeness cut to [0, 1]; whole powers by multiplications in one order,
+/// so that every device gets the same bits.
+PLIANT_HOST_DEVICE inline float UnlikenessPower(float likeness, float redundancy) {
+  const float rest = 1 - (likeness > 0 ? (likeness < 1 ? likeness : 1) : 0);
+  if (!(redundancy >= 0 && redundancy <= 64) || redundancy != std::floor(redundancy))
+    return std::pow(rest, redundancy);
+  float power = 1, factor = rest;
+  for (int n = static_cast<int>(redundancy); n > 0; n >>= 1, factor *= factor) {
+    if ((n & 1) != 0) power *= factor;
+  }
+  return power;
+}
 
 class RetainedHistory {
  public:
+  static constexpr float kShortSteps = 16, kLongSteps = 64;  // of the running means of queries
+
   RetainedHistory(const KvGeometry& geometry, int heads, const RetentionOptions& options,
                   std::shared_ptr<RowSource> source);
+
+  /// Tables of units are kept by the backend from now on (before anything is in them): of what
+  /// follows nothing that names a unit may be called but score and weight.
+  void KeepRemotely(std::shared_ptr<RemoteTables> tables) { remote_ = std::move(tables); }
+  RemoteTables* remote() const { return remote_.get(); }
+  /// What a step did there, added to the sums over units.
+  void CountRemotely(std::int64_t returned_pages, std::int64_t returned_tokens,
+                     std::int64_t lost_pages) {
+    remote_returned_pages_ += returned_pages;
+    remote_returned_tokens_ += returned_tokens;
+    remote_lost_pages_ += lost_pages;
+  }
+  void SetRemoteDivergence(double divergence) { remote_divergence_ = divergence; }
+  /// [head_dim + 1]: the weight of a token by the number of signs in which the most similar later
+  /// key differs.
+  std::span<const float> weights_by_signs() const { return weight_at_; }
 
   const RetentionOptions& options() const { return options_; }
   RowSource& source() const { return *source_; }
   const KvGeometry& geometry() const { return geometry_; }
+  int heads() const { return heads_; }
   int units() const { return static_cast<int>(units_.size()); }
   int UnitOf(int layer, int kv_head) const { return layer * geometry_.kv_heads + kv_head; }
 
@@ -90,7 +146,8 @@ class RetainedHistory {
   void NoteKeys(int unit, std::span<const float> keys);
   void EndNote() { ++noted_; }
   /// Mean over heads of 1 - cos between short and long running means of the queries. 0 before the
-  /// first query. Only with query_means.
+  /// first query. Only with query_means. With tables kept remotely: as of the last step that ended
+  /// at a multiple of kDivergenceTokens.
   double Divergence() const;
 
   /// A slot that a token moves into.
@@ -177,6 +234,9 @@ class RetainedHistory {
   int heads_;
   RetentionOptions options_;
   std::shared_ptr<RowSource> source_;
+  std::shared_ptr<RemoteTables> remote_;
+  std::int64_t remote_returned_pages_ = 0, remote_returned_tokens_ = 0, remote_lost_pages_ = 0;
+  double remote_divergence_ = 0;
   int words_;
   std::vector<float> weight_at_;  // by the number of signs that differ
   std::vector<Unit> units_;

@@ -247,6 +247,14 @@ Result<std::unique_ptr<Engine>> MakeEngine(const EngineOptions& options,
         "--kv-capacity other than full: this backend and model cannot tell what a request looks "
         "at");
   }
+  if (sched.history.retention.returns && options.kv.store.kind == StoreSpec::Kind::kFile &&
+      !backend->ReturnsFromAnyStore()) {
+    if (sched.history.default_capacity.kind != Capacity::Kind::kFull) {
+      return InvalidArgument(
+          "--kv-capacity with returns on this device wants --exact-store ram:SIZE, not a file");
+    }
+    sched.history_heads = 0;
+  }
   auto scheduler = std::make_unique<Scheduler>(sched, *kv, clock);
   const std::int64_t max_context = scheduler->MaxContext();
   auto loop = std::make_unique<StepLoop>(backend.get(), model, tokenizer, std::move(kv),

@@ -45,6 +45,9 @@ class DeviceHostStore final : public ExactStore {
     gathered_.clear();
     wake_.notify_one();
   }
+  const std::byte* Address(SlotId slot) const override {
+    return memory_.get() + slot.value() * page_bytes_;
+  }
   void CorruptForTest(SlotId slot) override { Map(slot)[page_bytes_ / 2] ^= std::byte{4}; }
 
  private:

@@ -71,6 +71,10 @@ class ExactStore {
   const std::byte* Peek(SlotId slot, std::span<const ByteRange> ranges,
                         std::span<std::byte> buffer) const;
 
+  /// Where the page that was saved into `slot` lies, for a device that reads it by itself, not
+  /// verified; null where the store's memory is not the device's own (Backend::AllocateHost).
+  virtual const std::byte* Address(SlotId /*slot*/) const { return nullptr; }
+
   /// For tests: spoils what is kept for `slot`, as a broken disk or memory would.
   virtual void CorruptForTest(SlotId slot) = 0;
 

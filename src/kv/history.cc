@@ -43,7 +43,7 @@ History::History(const HistoryOptions& options, std::int32_t capacity, bool grow
       grows_(grows) {}
 
 History::Growth History::Extend(std::int64_t tokens, const RetainedHistory& retained) {
-  constexpr std::int64_t kHalf = kBlockTokens / 2;
+  constexpr std::int64_t kHalf = kDivergenceTokens;
   const auto blocks = static_cast<std::int32_t>(tokens / kBlockTokens + 1);
   PLIANT_CHECK(blocks >= blocks_, "a history does not shrink");
   const std::int32_t filled = blocks - std::exchange(blocks_, blocks);

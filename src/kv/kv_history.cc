@@ -18,12 +18,9 @@ class Originals final : public RowSource {
 
   PlanePlace Find(std::int32_t index, bool is_v, int plane, int unit,
                   std::span<std::byte> buffer) override {
-    const Block* block = sequence_ == nullptr ? nullptr : sequence_->blocks[index];
-    if (block == nullptr) return {};
-    const OwnedPage& page = (is_v ? block->v : block->k)[plane];
-    if (page.valid()) return {.page = page.id()};
-    const SlotId slot = (is_v ? block->v_slot : block->k_slot)[plane];
-    if (store_ == nullptr || block->copy_bad || !slot.valid()) return {};
+    SlotId slot;
+    if (const PageId page = Resident(index, is_v, plane, slot); page.valid()) return {.page = page};
+    if (!slot.valid()) return {};
     if (unit == kAllUnits) {
       const ByteRange all[] = {{0, geometry_.PageBytes()}};
       return {.host = store_->Peek(slot, all, buffer)};
@@ -37,8 +34,27 @@ class Originals final : public RowSource {
     };
     return {.host = store_->Peek(slot, std::span(ranges).first(plane == 0 ? 2 : 1), buffer)};
   }
+  PlanePlace Place(std::int32_t index, bool is_v, int plane) override {
+    SlotId slot;
+    if (const PageId page = Resident(index, is_v, plane, slot); page.valid()) return {.page = page};
+    return {.host = slot.valid() ? store_->Address(slot) : nullptr};
+  }
+  void Places(std::int32_t index, std::span<PlanePlace, 2 * kPlanes> places) override {
+    for (int p = 0; p < 2 * kPlanes; ++p)
+      places[p] = Originals::Place(index, p >= kPlanes, p % kPlanes);
+  }
 
  private:
+  /// The plane's page; else `slot` is where it is in the store, if it is.
+  PageId Resident(std::int32_t index, bool is_v, int plane, SlotId& slot) const {
+    const Block* block = sequence_ == nullptr ? nullptr : sequence_->blocks[index];
+    if (block == nullptr) return {};
+    const OwnedPage& page = (is_v ? block->v : block->k)[plane];
+    if (page.valid()) return page.id();
+    if (store_ != nullptr && !block->copy_bad) slot = (is_v ? block->v_slot : block->k_slot)[plane];
+    return {};
+  }
+
   const Sequence* sequence_;
   const ExactStore* store_;
   const KvGeometry geometry_;
@@ -53,6 +69,7 @@ void KvManager::Retain(Sequence& sequence, int heads, const RetentionOptions& op
   PLIANT_CHECK(!options.returns || store_ != nullptr, "returns need an exact store");
   sequence.retained = std::make_shared<RetainedHistory>(
       geometry_, heads, options, std::make_shared<Originals>(sequence, store_.get(), geometry_));
+  backend_.StartHistory(*sequence.retained);
   sequence.kept_level = std::clamp(kept_level, ceiling_, sequence.floor);
   if (options.returns) sequence.save_from = 0;
 }

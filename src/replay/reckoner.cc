@@ -41,6 +41,9 @@ struct Slot final : RowSource {
     const BlockView& view = blocks[static_cast<std::size_t>(block)];
     return {.page = (is_v ? view.v : view.k)[plane]};
   }
+  PlanePlace Place(std::int32_t block, bool is_v, int plane) override {
+    return Find(block, is_v, plane, kAllUnits, {});
+  }
 };
 
 class ReckonerRun {
@@ -129,6 +132,7 @@ class ReckonerRun {
                            options_.grows);
       slot.retained.emplace(geometry_, model_.config().heads, history.RetentionOf(options_.grows),
                             std::shared_ptr<RowSource>(std::shared_ptr<void>(), &slot));
+      backend_.StartHistory(*slot.retained);
     }
     slot.signals.clear();
     slot.peak_pages = slot.whole_peak_pages = 0;

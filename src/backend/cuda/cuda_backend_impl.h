@@ -22,6 +22,10 @@
 #include "backend/cuda/gather/gather.h"
 #include "backend/cuda/gemm/gemm.h"
 #include "backend/cuda/graphs/step_graphs.h"
+#include "backend/cuda/history/device_history.h"
+#include "backend/cuda/history_attention/history_attention.h"
+#include "backend/cuda/history_changes/history_changes.h"
+#include "backend/cuda/history_scores/history_scores.h"
 #include "backend/cuda/page_layout.h"
 #include "backend/cuda/rowwise/rowwise.h"
 #include "backend/cuda/sampling/sampling.h"
@@ -57,6 +61,7 @@ class CudaBackend final : public Backend {
   ~CudaBackend() override {
     copier_.reset();
     cudaStreamSynchronize(stream_.get());
+    if (history_memory_ != nullptr) history_memory_->Close();
   }
 
   std::string Name() const override { return "cuda"; }
@@ -183,11 +188,13 @@ class CudaBackend final : public Backend {
     if (in_graph_) graphs_.End(Moves(), ops_, stream_);
     in_graph_ = false;
     mode_ = StepGraphs::Mode::kLaunch;
+    if (!std::exchange(started_, true)) SendHistoryCounts();
     return true;
   }
   Status EndStep() override {
     StartStep();
     stream_.Synchronize();
+    CountHistories();
     idle_ = true;
     return {};
   }
@@ -204,6 +211,14 @@ class CudaBackend final : public Backend {
     return {host_logprobs_.data(),
             batch_sampling_.empty() ? 0 : static_cast<std::size_t>(logit_count_)};
   }
+
+  // ---- histories with a capacity ----
+  bool RetainsHistory(int heads) const override;
+  bool ReturnsFromAnyStore() const override { return false; }
+  void StartHistory(RetainedHistory& history) override;
+  Status NoteHistory(RetainedHistory& history, std::int32_t blocks) override;
+  Status DropFromHistory(RetainedHistory& history, std::span<const BlockView> kept) override;
+  Status RefillHistory(RetainedHistory& history, std::span<const BlockView> kept) override;
 
   // ---- page copies ----
   Result<HostMemory> AllocateHost(std::size_t bytes) override {
@@ -326,6 +341,17 @@ class CudaBackend final : public Backend {
     return scratch_.data();
   }
 
+  // ---- histories: what a step needs of them, and does with them
+  Status LayHistories(const StepBatch& batch, bool as_graph);
+  void AttendHistories(int layer, int heads, float softmax_scale, const Tensor& q, Tensor& out);
+  /// Before norm and RoPE.
+  void NoteQueries(const QkvParams& params, const Tensor& qkv);
+  void SendHistoryCounts();
+  void CountHistories();
+  Status CheckKept(std::span<const BlockView> kept) const;
+  HistoryMoveArgs MoveArgs(const RetainedHistory& history, const DeviceHistory& device,
+                           std::span<const BlockView> kept);
+
   /// Plans decode attention of the step that is laid out.
   void PlanDecode(const DecodeShape& shape, std::optional<int> fixed_cut_rows);
 
@@ -369,6 +395,7 @@ class CudaBackend final : public Backend {
   // graph can take.
   std::uint64_t prepared_ = 0;
   bool laid_as_graph_ = false, plan_fits_ = false;
+  bool started_ = false;   // StartStep has been
   bool attended_ = false;  // a layer of this step has had its decode attention
   struct Product {
     TensorId x;
@@ -376,6 +403,24 @@ class CudaBackend final : public Backend {
     TensorId out;
   };
   Product waiting_;  // the op before, if it is a product that is not started yet
+  // Of the step's slices with a history.
+  struct StepHistory {
+    RetainedHistory* history;
+    std::int32_t tokens;  // after the step
+  };
+  std::vector<StepHistory> histories_;
+  int launched_histories_ = 0;  // with those of a graph's padding
+  bool decodes_histories_ = false, notes_queries_ = false;
+  // What scratch has room for a row; it never shrinks, so that graphs find it where it was.
+  std::int32_t most_history_tokens_ = 0, most_dropped_tokens_ = 0;
+  std::int32_t most_scored_rows_ = 0, most_scored_blocks_ = 0;  // of slices of several rows
+  std::shared_ptr<HistoryMemory> history_memory_;
+  DeviceArray<HistoryRow> history_rows_;
+  DeviceArray<HistoryCounts> history_counts_;
+  PinnedArray<HistoryCounts> host_history_counts_;
+  DeviceArray<std::byte> history_scratch_;
+  DeviceArray<float> history_logits_, watched_logits_;
+  DeviceArray<float2> history_softmax_;
   DeviceArray<float> partials_;
   DeviceArray<std::uint16_t> gathered_k_, gathered_v_;
   DeviceArray<std::uint8_t> present_;

@@ -20,7 +20,8 @@ Status CudaBackend::BeginStep(const StepBatch& batch) {
     PLIANT_RETURN_IF_ERROR(Lay(batch, as_graph));
   }
   PLIANT_RETURN_IF_ERROR(CheckSampling(batch));
-  idle_ = false;
+  PLIANT_RETURN_IF_ERROR(LayHistories(batch, as_graph));
+  idle_ = started_ = false;
   logit_count_ = static_cast<std::int64_t>(batch.logit_rows.size());
   batch_sampling_ = batch.sampling;
   sampled_columns_ = batch.sampled_columns;
@@ -33,7 +34,11 @@ Status CudaBackend::BeginStep(const StepBatch& batch) {
   mode_ = StepGraphs::Mode::kLaunch;
   ops_ = 0;
   in_graph_ = as_graph && plan_fits_;
-  if (in_graph_) mode_ = graphs_.Begin(inputs_.rows(), Moves(), stream_);
+  // Of steps with histories, those with other sequences beside them launch ordinary attention too,
+  // and some take note of queries.
+  const int kind =
+      histories_.empty() ? 0 : (inputs_.has_decode() ? 2 : 1) + (notes_queries_ ? 2 : 0);
+  if (in_graph_) mode_ = graphs_.Begin(inputs_.rows(), kind, Moves(), stream_);
   return {};
 }
 
@@ -43,11 +48,11 @@ Status CudaBackend::Lay(const StepBatch& batch, bool as_graph) {
       as_graph ? rows : PaddedRows(static_cast<std::int64_t>(batch.logit_rows.size()));
   const std::size_t block_bytes = GatheredBlockElements() * sizeof(std::uint16_t) * 2;
   planned_heads_ = 0;
-  plan_fits_ = false;
   laid_as_graph_ = as_graph;
   PLIANT_RETURN_IF_ERROR(inputs_.Lay(batch, static_cast<int>(rows), static_cast<int>(logits),
                                      std::max<std::size_t>(1, kGatherBytes / block_bytes),
                                      PrefillTileRows(geometry_.head_dim)));
+  plan_fits_ = !inputs_.has_decode();
   if (last_heads_ == 0 || !inputs_.has_decode()) return {};
   // A graph's plan is data: it is sent before the graph, not in it.
   const std::int64_t cut_rows = std::min<std::int64_t>(rows, kMostCutRows);
@@ -100,6 +105,7 @@ void CudaBackend::QkvToCache(const QkvParams& params, const RopeTable& rope, Ten
   args.layer_offset = UnitOffset(geometry_.kv_heads, geometry_.head_dim, params.layer, 0);
   args.blocks = inputs_.blocks();
   args.slots = inputs_.slots();
+  NoteQueries(params, data);
   LaunchAppend(args, stream_.get());
 }
 
@@ -135,6 +141,7 @@ void CudaBackend::Attention(int layer, int heads, float softmax_scale, TensorId 
     inputs_.SetPlan(args);
     LaunchDecodeAttention(shape, launch_, args, stream_.get());
   }
+  AttendHistories(layer, heads, softmax_scale, q, to);
   for (const PrefillGroup& group : inputs_.prefill()) {
     GatherArgs gather;
     gather.kv_heads = geometry_.kv_heads;

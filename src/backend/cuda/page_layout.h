@@ -17,12 +17,7 @@
 #include <cstdint>
 
 #include "backend/plane_code.h"
-
-#if defined(__CUDACC__)
-#define PLIANT_HOST_DEVICE __host__ __device__
-#else
-#define PLIANT_HOST_DEVICE
-#endif
+#include "base/host_device.h"
 
 namespace pliant::cuda {
 

@@ -10,6 +10,11 @@ constexpr std::size_t kAlign = 256;
 constexpr std::size_t kLeastBytes = 1u << 20;
 std::size_t Aligned(std::size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
+/// Single rows of histories with a capacity are attended to by history_attention.
+bool HasKernelOfItsOwn(const SequenceSlice& slice) {
+  return slice.history != nullptr && slice.rows == 1;
+}
+
 static_assert(sizeof(BlockView) == 2 * kPlanes * sizeof(std::uint32_t),
               "the block table is sent as it lies in the batch");
 
@@ -70,7 +75,7 @@ Status StepInputs::Lay(const StepBatch& batch, int padded_rows, int padded_logit
       const int at = slice.context + i;
       slot_list_[slice.first_row + i] =
           (slice.first_block + at / kBlockTokens) * kBlockTokens + at % kBlockTokens;
-      if (slice.rows <= kDecodeRows)
+      if (slice.rows <= kDecodeRows && !HasKernelOfItsOwn(slice))
         items_.push_back({slice.first_row + i, slice.first_block, at + 1});
     }
     if (slice.rows <= kDecodeRows) continue;

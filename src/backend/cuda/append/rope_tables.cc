@@ -31,6 +31,7 @@ const float2* RopeTables::For(const RopeTable& table, const std::int32_t* positi
                      stream.get());
     it->current = true;
   }
+  last_ = static_cast<std::size_t>(it - entries_.begin());
   return it->angles.data();
 }
 

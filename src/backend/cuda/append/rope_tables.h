@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "backend/backend.h"
@@ -17,6 +18,12 @@ class RopeTables {
   /// first use in a step.
   const float2* For(const RopeTable& table, const std::int32_t* positions, int rows,
                     const Stream& stream);
+  /// Frequencies of the table used last, on the device, and their number; null before the first.
+  std::pair<const float*, int> Last() const {
+    if (entries_.empty()) return {nullptr, 0};
+    const Entry& entry = entries_[last_];
+    return {entry.device_freq.data(), static_cast<int>(entry.inv_freq.size())};
+  }
   /// Counts the times that an address changed.
   std::uint64_t moves() const { return moves_; }
 
@@ -28,6 +35,7 @@ class RopeTables {
     bool current = false;  // computed for this step
   };
   std::vector<Entry> entries_;
+  std::size_t last_ = 0;
   std::uint64_t moves_ = 0;
 };
 

@@ -1,5 +1,3 @@
-#include <cuda_fp16.h>
-
 #include <cmath>
 
 #include "backend/cuda/attention_prefill/attention_prefill.h"
@@ -7,6 +5,7 @@
 #include "backend/cuda/channel_code.cuh"
 #include "backend/cuda/cuda_check.h"
 #include "backend/cuda/ptx.cuh"
+#include "backend/cuda/tile_f16.cuh"
 #include "backend/plane_code.h"
 #include "base/check.h"
 
@@ -17,31 +16,6 @@ constexpr int kTileRows = 64;
 constexpr int kWarps = kTileRows / 16;
 constexpr std::uint32_t kAll = 0xffffffffu;
 
-__device__ __forceinline__ void LoadMatrices(std::uint32_t (&r)[4], std::uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
-               : "memory");
-}
-__device__ __forceinline__ void LoadMatricesTransposed(std::uint32_t (&r)[4],
-                                                       std::uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address)
-               : "memory");
-}
-__device__ __forceinline__ void MmaF16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
-                                       std::uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-      "{%0,%1,%2,%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-__device__ __forceinline__ std::uint32_t PackF16(float low, float high) {
-  const __half2 pair = __floats2half2_rn(low, high);
-  return *reinterpret_cast<const std::uint32_t*>(&pair);
-}
-
 /// Keys of a tile: fewer for wide heads, so that two tiles of K and V and the queries fit 99 KiB.
 template <int D>
 constexpr int TileKeys() {
@@ -50,14 +24,6 @@ constexpr int TileKeys() {
 template <int D>
 constexpr int SharedBytes() {
   return (kTileRows + 4 * TileKeys<D>()) * D * 2;
-}
-
-/// Byte of a row-major fp16 tile with rows of D elements; 16-byte chunks are swizzled so that
-/// ldmatrix has no bank conflicts.
-template <int D>
-__device__ __forceinline__ int TileByte(int row, int chunk) {
-  constexpr int kChunks = D / 8;
-  return row * D * 2 + ((kChunks >= 8 ? chunk ^ (row & 7) : chunk ^ ((row >> 1) & 3)) << 4);
 }
 
 /// One thread block a (tile of query rows, head); a warp has 16 rows. Lane (g, t) of a 16 x 8

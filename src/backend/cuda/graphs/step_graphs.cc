@@ -11,9 +11,10 @@ StepGraphs::~StepGraphs() {
   }
 }
 
-StepGraphs::Mode StepGraphs::Begin(int rows, std::uint64_t moves, const Stream& stream) {
+StepGraphs::Mode StepGraphs::Begin(int rows, int kind, std::uint64_t moves,
+                                   const Stream& stream) {
   PLIANT_CHECK(current_ == nullptr, "a step within a step");
-  current_ = &entries_[rows];
+  current_ = &entries_[{rows, kind}];
   if (!current_->ran || current_->moves != moves) {
     if (current_->graph != nullptr) PLIANT_CUDA_CHECK(cudaGraphExecDestroy(current_->graph));
     *current_ = Entry();

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <map>
+#include <utility>
 
 #include "backend/cuda/device_memory.h"
 
@@ -38,9 +39,10 @@ class StepGraphs {
   StepGraphs(const StepGraphs&) = delete;
   StepGraphs& operator=(const StepGraphs&) = delete;
 
-  /// Starts a step that may be a graph. `moves` counts the times that buffers of the step have
+  /// Starts a step that may be a graph. `kind`: steps of so many rows that launch other kernels than
+  /// each other. `moves` counts the times that buffers of the step have
   /// moved so far. kCapture: what is launched from now on is recorded. kReplay: launch nothing.
-  Mode Begin(int rows, std::uint64_t moves, const Stream& stream);
+  Mode Begin(int rows, int kind, std::uint64_t moves, const Stream& stream);
   /// Ends the step that Begin began; enqueues a captured or replayed one. `ops` identifies the ops
   /// that were given: every step of a size must have the same.
   void End(std::uint64_t moves, std::uint64_t ops, const Stream& stream);
@@ -51,7 +53,7 @@ class StepGraphs {
     std::uint64_t moves = 0, ops = 0;
     cudaGraphExec_t graph = nullptr;
   };
-  std::map<int, Entry> entries_;  // by padded rows
+  std::map<std::pair<int, int>, Entry> entries_;  // by padded rows and kind
   Entry* current_ = nullptr;
   Mode mode_ = Mode::kLaunch;
 };

@@ -1,0 +1,91 @@
+// Bound: a step of one row reads and writes both means of a head, 16 * head_dim bytes, and is over
+// in the time of a launch; rows of a prompt are taken one after the other by a thread a channel.
+#include "backend/cuda/cuda_check.h"
+#include "backend/cuda/history_changes/history_queries.h"
+#include "backend/cuda/overlap.cuh"
+#include "backend/retained_history.h"
+
+namespace pliant::cuda {
+namespace {
+
+constexpr int kWarps = 8;
+constexpr std::uint32_t kAll = 0xffffffffu;
+
+/// `mean` moved towards x by `share`; unfused, as on the host.
+__device__ __forceinline__ float Moved(float mean, float x, float share) {
+  return __fadd_rn(mean, __fmul_rn(__fsub_rn(x, mean), share));
+}
+
+/// One thread block a (head, history), a thread a channel.
+__global__ void QueriesKernel(const __grid_constant__ HistoryQueriesArgs a) {
+  WaitForPrevious();
+  const HistoryRow& row = a.histories[blockIdx.y];
+  const int rows = row.rows;
+  float* const quick = row.tables.short_mean;
+  float* const slow = row.tables.long_mean;
+  if (rows == 0 || quick == nullptr) return;
+  const int head = blockIdx.x, channel = threadIdx.x;
+  const std::size_t at =
+      (static_cast<std::size_t>(a.layer) * a.heads + head) * a.head_dim + channel;
+  const float* from = a.q + row.row * a.q_stride + head * a.head_dim + channel;
+  const bool seen = row.queries_seen;
+  float s = seen ? quick[at] : *from, l = seen ? slow[at] : *from;
+#pragma unroll 8
+  for (int i = seen ? 0 : 1; i < rows; ++i) {
+    const float x = from[i * a.q_stride];
+    s = Moved(s, x, 1 / RetainedHistory::kShortSteps);
+    l = Moved(l, x, 1 / RetainedHistory::kLongSteps);
+  }
+  quick[at] = s;
+  slow[at] = l;
+}
+
+/// One thread block a history; a warp goes through every kWarps-th head.
+__global__ void __launch_bounds__(kWarps * 32)
+    DivergenceKernel(const HistoryRow* histories, int pairs, int dim, HistoryCounts* counts) {
+  __shared__ double sums[kWarps];
+  const HistoryRow& row = histories[blockIdx.x];
+  const float* const quick = row.tables.short_mean;
+  const float* const slow = row.tables.long_mean;
+  if (quick == nullptr || (row.context + row.rows) % kDivergenceTokens != 0) return;
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  double sum = 0;
+  for (int pair = warp; pair < pairs; pair += kWarps) {
+    double dot = 0, aa = 0, bb = 0;
+    for (int c = lane; c < dim; c += 32) {
+      const double a = quick[static_cast<std::size_t>(pair) * dim + c];
+      const double b = slow[static_cast<std::size_t>(pair) * dim + c];
+      dot += a * b;
+      aa += a * a;
+      bb += b * b;
+    }
+#pragma unroll
+    for (int m = 16; m > 0; m >>= 1) {
+      dot += __shfl_xor_sync(kAll, dot, m);
+      aa += __shfl_xor_sync(kAll, aa, m);
+      bb += __shfl_xor_sync(kAll, bb, m);
+    }
+    const double norms = sqrt(aa * bb);
+    if (norms > 0) sum += 1 - dot / norms;
+  }
+  if (lane == 0) sums[warp] = sum;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (int w = 1; w < kWarps; ++w) sum += sums[w];
+  counts[row.index].divergence = sum / pairs;
+}
+
+}  // namespace
+
+void LaunchHistoryQueries(const HistoryQueriesArgs& args, cudaStream_t stream) {
+  LaunchOverlapped(true, QueriesKernel, dim3(args.heads, args.count), dim3(args.head_dim), 0,
+                   stream, args);
+}
+
+void LaunchHistoryDivergence(const HistoryRow* histories, int count, int pairs, int head_dim,
+                             HistoryCounts* counts, cudaStream_t stream) {
+  DivergenceKernel<<<count, kWarps * 32, 0, stream>>>(histories, pairs, head_dim, counts);
+  PLIANT_CUDA_CHECK_LAUNCH();
+}
+
+}  // namespace pliant::cuda
