@@ -59,6 +59,8 @@ class BackendDecorator : public Backend {
   Status EndStep() override { return inner_.EndStep(); }
   std::span<const float> LogitRows() const override { return inner_.LogitRows(); }
   bool RetainsHistory(int heads) const override { return inner_.RetainsHistory(heads); }
+  bool ReturnsFromAnyStore() const override { return inner_.ReturnsFromAnyStore(); }
+  void StartHistory(RetainedHistory& history) override { inner_.StartHistory(history); }
   Status NoteHistory(RetainedHistory& history, std::int32_t blocks) override {
     return inner_.NoteHistory(history, blocks);
   }

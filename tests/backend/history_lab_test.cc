@@ -1,0 +1,28 @@
+// Histories through the Backend contract, several sequences at once and originals that have left
+// the device: the CPU backend, and the lab itself, which measures devices that this machine lacks.
+#include <gtest/gtest.h>
+
+#include "support/history_cases.h"
+
+namespace pliant::testing {
+namespace {
+
+std::unique_ptr<Backend> Cpu() { return MakeCpuBackend({.threads = 2, .precise = true}).value(); }
+
+TEST(HistoryLab, TokensLeaveAndReturnAsInTheOracle) {
+  LeaveAndReturn(Cpu(), {9, 3, 64, 1});
+  LeaveAndReturn(Cpu(), {2, 1, 32, 2});
+}
+TEST(HistoryLab, APromptIsScoredInWhateverChunksItComes) {
+  PromptInChunks(Cpu(), {4, 1, 128, 1}, 260);
+}
+TEST(HistoryLab, BlocksOfMixedPrecisionAreDroppedExactly) { MixedPrecision(Cpu(), {4, 2, 64, 1}); }
+TEST(HistoryLab, WhatCannotBeReadIsLostAndTheRowGoesOn) { LostPages(Cpu()); }
+TEST(HistoryLab, KeptBlocksAreMadeAnew) { Refilled(Cpu(), {2, 2}); }
+TEST(HistoryLab, WhatIsDroppedForGoodIsChosenByExactLikeness) {
+  DroppedForGood(Cpu(), {4, 2, 64, 1});
+}
+TEST(HistoryLab, StepsThatTakeTokens) { SampledSteps(MakeReferenceBackend()); }
+
+}  // namespace
+}  // namespace pliant::testing
