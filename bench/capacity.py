@@ -5,7 +5,7 @@ Runs `pliant bench quality --reckoner` once a setting. Memory is the mean over d
 keys included, as a share of the request's own whole cache at 16 bits.
 
     python3 bench/capacity.py --limit 8                                  (a first look: some minutes on two cores)
-    python3 bench/capacity.py --svg docs/capacity.svg --json out.json    (all 100 problems a level)
+    python3 bench/capacity.py --svg docs/capacity.svg --json out.json    (all 100 problems a level: 3 minutes on an H200, hours on two cores)
 """
 import argparse
 import json
@@ -20,9 +20,10 @@ DIVERGENCE = ["--capacity", "8", "--from-prompt", "--grow", "--grow-signal", "di
 FAMILIES = {
     "whole cache": [("16/16", [])],
     "recent tokens": [("16/16", [*GONE[:1], "--capacity", str(n), "--keep-last", str(n - 2)]) for n in (24, 48)],
-    "fixed budget": [("16/16", [*GONE, "--capacity", str(n)]) for n in (16, 21, 25, 32, 38, 48)],
-    "grows by divergence": [("16/16", [*GONE, *DIVERGENCE, at]) for at in ("0.04", "0.03", "0.025", "0.02")],
-    "returns": [(state, ["--capacity", str(n), "--grow"]) for state, n in (("8/4", 4), ("8/4", 6), ("8/8", 6), ("16/16", 6))],
+    "fixed budget": [("16/16", [*GONE, "--capacity", str(n)]) for n in (16, 19, 21, 23, 26, 28, 30, 33, 36, 38, 42, 48)],
+    "grows by divergence": [("16/16", [*GONE, *DIVERGENCE, at]) for at in ("0.05", "0.045", "0.04", "0.035", "0.03", "0.025", "0.02")],
+    "returns": [(state, ["--capacity", str(n), "--grow"])
+                for state, n in (("4/4", 6), ("8/4", 4), ("8/4", 5), ("8/4", 6), ("8/8", 6), ("16/16", 6))],
 }
 COLORS = {"whole cache": "#555555", "recent tokens": "#b0703a", "fixed budget": "#3a6fb0", "grows by divergence": "#8a4fb0",
           "returns": "#2e9157"}
@@ -32,7 +33,7 @@ def measure(args, state, flags):
     with tempfile.TemporaryDirectory(prefix="pliant-capacity-") as folder:
         out = os.path.join(folder, "out.json")
         subprocess.run([args.pliant, "bench", "quality", args.model, "--reckoner", args.problems, "--states", state,
-                        "--limit", str(args.limit), "--json", out, *flags], check=True, stdout=subprocess.DEVNULL)
+                        "--limit", str(args.limit), "--slots", str(args.slots), "--json", out, *flags], check=True, stdout=subprocess.DEVNULL)
         with open(out, encoding="utf-8") as file:
             return json.load(file)["reckoner"]
 
@@ -73,6 +74,7 @@ def main():
     parser.add_argument("--model", default=os.path.join(DATA, "models/reckoner-q8_0.gguf"))
     parser.add_argument("--problems", default=os.path.join(DATA, "problems/reckoner.jsonl"))
     parser.add_argument("--limit", type=int, default=0, help="problems a level; 0: all")
+    parser.add_argument("--slots", type=int, default=128, help="problems at once")
     parser.add_argument("--families", default=",".join(FAMILIES), help="which of: " + ", ".join(FAMILIES))
     parser.add_argument("--svg", default="")
     parser.add_argument("--json", default="")
