@@ -45,6 +45,7 @@ TEST_F(CudaHistory, KeptBlocksAreMadeAnew) {
   Refilled(Gpu(), {4, 4});
 }
 TEST_F(CudaHistory, StepsThatAreGraphs) { SampledSteps(Gpu()); }
+TEST_F(CudaHistory, StepsThatAreGraphsWhereNothingReturns) { SampledSteps(Gpu(), false); }
 TEST_F(CudaHistory, StepsThatAreNot) { SampledSteps(Gpu(false)); }
 
 TEST_F(CudaHistory, AHistoryEndsAndAnotherTakesItsTables) {
