@@ -423,7 +423,7 @@ __device__ void SumValues(Work<D>& w) {
       share += weight;
       w.s.shares[w.warp][h][w.lane] = weight * scale;
     }
-    if (there) {
+    if (there && t.token_score != nullptr) {
       float* const score = i < w.r.kept_blocks
                                ? t.slot_score + static_cast<std::size_t>(w.unit) * t.slot_room +
                                      i * kBlockTokens + w.lane
