@@ -5,12 +5,14 @@ scoring    choosing: what each token got, likeness, the sums and the order by wh
 watching   attention's part: logits of dropped keys from plane 0, and whether a page returns
 moving     rows to and from kept blocks, with their checksums
 
-Prompts are part of it, and with them the rows that are scored one by one (as attention). Needs perf.
+Prompts are part of it, and with them the rows that are scored one by one (as attention). Then what was counted of decode steps alone:
+operations (a multiplication and an addition are two) as a share of those of products with weights and attention. Needs perf.
 
     python3 bench/history_cost.py                                 (some seconds)
     python3 bench/history_cost.py -- --states 16/16 --no-returns --keep-last 2 --redundancy 16 --capacity 38
 """
 import argparse
+import json
 import os
 import re
 import subprocess
@@ -19,9 +21,10 @@ import tempfile
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 DATA = os.path.join(ROOT, "tests/data")
 KINDS = [  # the first that matches
-    ("scoring", r"AddScores|AddWeights|AddLogits|RetainedHistory::(?!Wanted)|FewestSigns|NoteRows|DecodeKeys|JoinPlanes|::DecodeRow\(|"
-                r"sincos|Candidate|NoteQueries"),
-    ("watching", r"WholeRows|AnyRows|::Watch\b|CodeQueries|AskForKeys|PageMasses|BitsAbove|Wanted|log2f"),
+    ("scoring", r"AddScores|AddWeights|AddLogits|RetainedHistory::(?!Wanted)|FewestSigns|LeastUseful|BoundOf|PlacesBelow|NoteRows|"
+                r"(?:N_\w+|\(anonymous namespace\))::(?:Decode|Signs|Fewest|JoinBytes)\b|MixChannels|N_\w+::Mix\b|JoinPlanes|"
+                r"::DecodeRow\(|Candidate|NoteQueries"),
+    ("watching", r"WholeRows|AnyRows|SumRows|::Watch(?:Rows)?\b|CodeQueries|LoadScales|AskForKeys|PageMasses|BitsAbove|Wanted|log2f"),
     ("moving", r"CopyRows|ReturnRows|DropRows|OriginalBlock|StoreChecksum|::Find\b|Peek"),
     ("attention", r"KeyDots|ValueSums|Weigh|N_\w+::(Dots|Accumulate|Merge|Finish|LoadQueries|DecodeBlock)\b|Attend|DecodeRowPermuted|"
                   r"Exp2One|kv_amx|ScoreRows|RunItem"),
@@ -39,13 +42,15 @@ def main():
     args = parser.parse_args()
     flags = args.flags or ["--states", "8/4", "--capacity", "6", "--grow"]
     with tempfile.TemporaryDirectory(prefix="pliant-cost-") as folder:
-        problems, record = os.path.join(folder, "problems.jsonl"), os.path.join(folder, "perf.data")
+        problems, record, measured = (os.path.join(folder, name) for name in ("problems.jsonl", "perf.data", "measured.json"))
         with open(os.path.join(DATA, "problems/reckoner.jsonl"), encoding="utf-8") as file, open(problems, "w", encoding="utf-8") as out:
             out.writelines([line for line in file if f'"level": "{args.level}"' in line][:args.count])
         subprocess.run(["perf", "record", "-q", "-F", "799", "-o", record, args.pliant, "bench", "quality", args.model, "--reckoner", problems,
-                        "--threads", "1", "--slots", str(args.count), *flags], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                        "--threads", "1", "--slots", str(args.count), "--json", measured, *flags], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         report = subprocess.run(["perf", "report", "-i", record, "--no-children", "-F", "overhead,symbol", "--stdio"], check=True,
                                 capture_output=True, text=True).stdout
+        with open(measured, encoding="utf-8") as file:
+            score = json.load(file)["reckoner"][0]
     found = {}
     for line in report.splitlines():
         match = re.match(r"\s*(\d+\.\d+)%\s+\[.\]\s+(.*)", line) or re.match(r"\s*(\d+\.\d+)%\s+\[k\]\s+(.*)", line)
@@ -58,6 +63,9 @@ def main():
         print(f"{kind:10} {sum(share for share, _ in parts):5.1f} %", flush=True)
         for share, name in parts[:args.top]:
             print(f"    {share:5.2f} %  {name[:110]}")
+    counted = score["operations"]
+    print(f"counted of {score['tokens']} tokens, {counted['model'] / score['tokens'] / 1e6:.1f} M operations each: " +
+          ", ".join(f"{kind} {100 * counted[kind] / counted['model']:.2f} %" for kind in ("scoring", "watching")))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 #include "backend/retained_history.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 #include <numbers>
 #include <utility>
 
+#include "backend/history_keys.h"
 #include "base/check.h"
 
 namespace pliant {
@@ -55,65 +55,53 @@ void RetainedHistory::AddToMean(int unit, std::span<const float> keys) {
   PLIANT_CHECK(noted_ == 0, "the mean of keys is made once");
   Unit& u = units_[unit];
   const std::size_t dim = u.key_sum.size();
-  for (std::size_t i = 0; i < keys.size(); ++i) u.key_sum[i % dim] += keys[i];
+  for (std::size_t row = 0; row + dim <= keys.size(); row += dim) {
+    for (std::size_t c = 0; c < dim; ++c) u.key_sum[c] += keys[row + c];
+  }
   u.keys_summed += static_cast<std::int64_t>(keys.size() / dim);
 }
 
-void RetainedHistory::NoteKeys(int unit, std::span<const float> keys) {
+void RetainedHistory::NoteKeys(int unit, std::span<const float> keys, const KeyKernel& kernel) {
   Unit& u = units_[unit];
   PLIANT_CHECK(keys.size() == static_cast<std::size_t>(kBlockTokens) * geometry_.head_dim &&
                    (noted_ + 1) * kBlockTokens <= reserved_,
                "keys of one block, with room for it");
-  options_.returns ? NoteSigns(u, keys) : NoteExactly(u, keys);
+  options_.returns ? NoteSigns(u, keys, kernel) : NoteExactly(u, keys);
 }
 
-namespace {
-
-/// The fewest bits by which a[words] differs from one of the rows [from, to). kWords: their number
-/// where it is known.
-template <int kWords>
-int FewestSigns(const std::uint64_t* a, const std::uint64_t* from, const std::uint64_t* to,
-                int words) {
-  int fewest = std::numeric_limits<int>::max();
-  const int count = kWords > 0 ? kWords : words;
-  for (; from != to; from += count) {
-    int differ = 0;
-    for (int w = 0; w < count; ++w) differ += std::popcount(a[w] ^ from[w]);
-    fewest = std::min(fewest, differ);
-  }
-  return fewest;
-}
-
-}  // namespace
-
-void RetainedHistory::NoteSigns(Unit& u, std::span<const float> keys) {
+void RetainedHistory::NoteSigns(Unit& u, std::span<const float> keys, const KeyKernel& kernel) {
   const int dim = geometry_.head_dim;
-  const std::int32_t first = noted_ * kBlockTokens;
+  const std::int32_t first = noted_ * kBlockTokens, whole = frontier_ * kBlockTokens;
+  PLIANT_CHECK(whole <= first, "what was dropped has been noted");
+  // What lies above the mean lies above the largest f32 that does not.
+  std::vector<float> means(u.key_sum.size());
+  std::vector<std::int32_t> fewest;
   const double share = u.keys_summed > 0 ? 1.0 / static_cast<double>(u.keys_summed) : 0.0;
-  std::vector<double> mean(u.key_sum);
-  for (double& x : mean) x *= share;
-  for (int t = 0; t < kBlockTokens; ++t) {
-    std::uint64_t* signs = u.signs.data() + static_cast<std::size_t>(first + t) * words_;
-    for (int c = 0; c < dim; ++c) {
-      const bool above = keys[static_cast<std::size_t>(t) * dim + c] > mean[c];
-      signs[c / 64] |= std::uint64_t{above} << (c % 64);
-    }
+  for (std::size_t c = 0; c < means.size(); ++c) {
+    const double mean = u.key_sum[c] * share;
+    means[c] = static_cast<float>(mean);
+    if (means[c] > mean) means[c] = std::nextafter(means[c], -INFINITY);
   }
+  std::uint64_t* const fresh = u.signs.data() + static_cast<std::size_t>(first) * words_;
+  kernel.signs(kBlockTokens, dim, keys.data(), means.data(), fresh);
   // Who of the older ones is nearly repeated? What was dropped has no say and is not asked.
-  const std::uint64_t* const end =
-      u.signs.data() + static_cast<std::size_t>(first + kBlockTokens) * words_;
-  const auto compare = [&](const std::uint64_t* a, std::int32_t next, float& weight) {
-    const std::uint64_t* later =
-        u.signs.data() + static_cast<std::size_t>(std::max(first, next)) * words_;
-    const int nearest =
-        words_ == 1 ? FewestSigns<1>(a, later, end, 1) : FewestSigns<0>(a, later, end, words_);
-    weight = std::min(weight, weight_at_[std::min(nearest, dim)]);
+  const auto compare = [&](const std::uint64_t* rows, int count, const std::uint64_t* later,
+                           int later_count, float* weight) {
+    fewest.resize(std::max(fewest.size(), static_cast<std::size_t>(count)));
+    kernel.fewest(words_, count, rows, later_count, later, fewest.data());
+    for (int i = 0; i < count; ++i) weight[i] = std::min(weight[i], weight_at_[fewest[i]]);
   };
-  const std::size_t kept = u.kept_token.size();
-  for (std::size_t s = 0; s < kept; ++s) compare(&u.slot_signs[s * words_], first, u.weight[s]);
-  float* weight = u.weight.data() + kept;
-  for (std::int32_t t = frontier_ * kBlockTokens; t < first + kBlockTokens; ++t)
-    compare(&u.signs[static_cast<std::size_t>(t) * words_], t + 1, *weight++);
+  const auto kept = static_cast<int>(u.kept_token.size());
+  float* weight = u.weight.data();
+  compare(u.slot_signs.data(), kept, fresh, kBlockTokens, weight);
+  weight += kept;
+  compare(&u.signs[static_cast<std::size_t>(whole) * words_], first - whole, fresh, kBlockTokens,
+          weight);
+  weight += first - whole;
+  for (int t = 0; t + 1 < kBlockTokens; ++t) {  // of the block itself, what comes after
+    const std::uint64_t* row = fresh + static_cast<std::ptrdiff_t>(t) * words_;
+    compare(row, 1, row + words_, kBlockTokens - 1 - t, weight + t);
+  }
 }
 
 void RetainedHistory::NoteExactly(Unit& u, std::span<const float> keys) {
@@ -197,11 +185,6 @@ float RetainedHistory::WeightAt(float likeness) const {
   return UnlikenessPower(likeness, options_.redundancy);
 }
 
-float RetainedHistory::Use(float score, float weight) {
-  const float use = score * weight;
-  return use >= 0 ? use : 0;  // no NaN: uses are sorted
-}
-
 void RetainedHistory::Place(Unit& unit, std::int32_t token, std::int32_t slot) {
   unit.kept_token[slot] = token;
   unit.kept[token / kBlockTokens] |= 1u << (token % kBlockTokens);
@@ -238,44 +221,62 @@ void RetainedHistory::ForgetOldestWhole() {
 namespace {
 
 struct Candidate {
-  float use;
-  std::int32_t token, slot;  // slot -1: not in a slot yet
+  std::int32_t use, token, at;  // at: in Unit::score
   /// Least use first; older first among equals, so that the order is one.
   bool operator<(const Candidate& other) const {
     return use != other.use ? use < other.use : token < other.token;
   }
 };
 
+/// The `count` of least use, in order. uses: those of all.
+std::vector<Candidate> LeastUseful(const UseTable& table, int count, const KeyKernel& kernel,
+                                   std::vector<std::int32_t>& uses) {
+  const auto size = static_cast<std::size_t>(table.tokens);
+  uses.resize(2 * size);
+  std::int32_t* const places = uses.data() + size;
+  kernel.least_useful(table, count, uses.data(), places);
+  std::vector<Candidate> least;
+  least.reserve(static_cast<std::size_t>(count));
+  for (int i = 0; i < count; ++i)
+    least.push_back({uses[places[i]], table.token[places[i]], places[i]});
+  std::sort(least.begin(), least.end());
+  return least;
+}
+
 }  // namespace
 
-void RetainedHistory::Drop(int unit, std::vector<Move>& moves) {
+void RetainedHistory::Drop(int unit, std::vector<Move>& moves, const KeyKernel& kernel) {
   Unit& u = units_[unit];
   moves.clear();
   const std::size_t kept = u.kept_token.size();
-  const std::int32_t first = frontier_ * kBlockTokens;
-  std::vector<Candidate> all;
-  all.reserve(kept + kBlockTokens);
-  const float never = std::numeric_limits<float>::infinity();
-  const auto add = [&](std::int32_t token, float use, std::int32_t slot) {
-    all.push_back({token < options_.sink_tokens ? never : use, token, slot});
-  };
-  for (std::size_t s = 0; s < kept; ++s)
-    add(u.kept_token[s], Use(u.score[s], u.weight[s]), static_cast<std::int32_t>(s));
-  for (std::size_t t = kept; t < kept + kBlockTokens; ++t)
-    add(first + static_cast<std::int32_t>(t - kept), Use(u.score[t], u.weight[t]), -1);
-  std::nth_element(all.begin(), all.begin() + kBlockTokens, all.end());
-  // As many slots come free among the first 32 as tokens without a slot stay behind them.
-  std::sort(all.begin(), all.begin() + kBlockTokens);
-  auto stays = all.begin() + kBlockTokens;
-  std::sort(stays, std::partition(stays, all.end(), [](const Candidate& c) { return c.slot < 0; }));
-  for (auto gone = all.begin(); gone != all.begin() + kBlockTokens; ++gone) {
-    const std::size_t at = gone->slot < 0 ? kept + (gone->token - first) : gone->slot;
-    Leave(u, gone->token, at);
-    if (gone->slot < 0) continue;
-    Place(u, stays->token, gone->slot);
-    u.score[at] = u.score[kept + (stays->token - first)];
-    u.weight[at] = u.weight[kept + (stays->token - first)];
-    moves.push_back({stays->token, gone->slot});
+  // By where they are in u.score: kept tokens, then the block's.
+  std::vector<std::int32_t> tokens(u.kept_token), uses;
+  for (int t = 0; t < kBlockTokens; ++t) tokens.push_back(frontier_ * kBlockTokens + t);
+  const UseTable table{.tokens = static_cast<int>(tokens.size()),
+                       .score = u.score.data(),
+                       .weight = u.weight.data(),
+                       .token = tokens.data(),
+                       .never_before = options_.sink_tokens};
+  const std::vector<Candidate> leaving = LeastUseful(table, kBlockTokens, kernel, uses);
+  // As many slots come free as tokens of the block stay.
+  std::uint32_t gone = 0;
+  for (const Candidate& c : leaving) {
+    if (c.at >= static_cast<std::int32_t>(kept)) gone |= 1u << (c.at - kept);
+  }
+  std::vector<Candidate> staying;
+  for (std::size_t i = kept; i < tokens.size(); ++i) {
+    if ((gone >> (i - kept) & 1) == 0)
+      staying.push_back({uses[i], tokens[i], static_cast<std::int32_t>(i)});
+  }
+  std::sort(staying.begin(), staying.end());
+  auto stays = staying.begin();
+  for (const Candidate& leaves : leaving) {
+    Leave(u, leaves.token, leaves.at);
+    if (leaves.at >= static_cast<std::int32_t>(kept)) continue;
+    Place(u, stays->token, leaves.at);
+    u.score[leaves.at] = u.score[stays->at];
+    u.weight[leaves.at] = u.weight[stays->at];
+    moves.push_back({stays->token, leaves.at});
     ++stays;
   }
   for (std::vector<float>* part : {&u.score, &u.weight}) {
@@ -322,7 +323,8 @@ std::int32_t RetainedHistory::Wanted(int unit, std::span<const float> masses) co
   return wanted;
 }
 
-void RetainedHistory::Return(int unit, std::int32_t page, std::vector<Move>& moves) {
+void RetainedHistory::Return(int unit, std::int32_t page, std::vector<Move>& moves,
+                             const KeyKernel& kernel) {
   Unit& u = units_[unit];
   moves.clear();
   const std::int32_t first = page * kReturnTokens;
@@ -331,26 +333,25 @@ void RetainedHistory::Return(int unit, std::int32_t page, std::vector<Move>& mov
   for (std::int32_t token = first; token < first + kReturnTokens; ++token) {
     if ((u.kept[token / kBlockTokens] >> (token % kBlockTokens) & 1) == 0) back[wanted++] = token;
   }
-  // The slots of least use, in order. Most candidates are beaten by the last of them at once.
-  Candidate slots[kReturnTokens];
+  const UseTable table{.tokens = static_cast<int>(u.kept_token.size()),
+                       .score = u.score.data(),
+                       .weight = u.weight.data(),
+                       .token = u.kept_token.data(),
+                       .never_before = options_.sink_tokens,
+                       .never_from = first,
+                       .never_to = first + kReturnTokens};
+  wanted = std::min(wanted, table.tokens);
   int count = 0;
-  for (std::size_t s = 0; wanted > 0 && s < u.kept_token.size(); ++s) {
-    const std::int32_t token = u.kept_token[s];
-    const Candidate next = {Use(u.score[s], u.weight[s]), token, static_cast<std::int32_t>(s)};
-    if (count == wanted && !(next < slots[count - 1])) continue;
-    const bool fixed = token < options_.sink_tokens || token / kReturnTokens == page;
-    if (fixed) continue;
-    int at = count < wanted ? count++ : count - 1;
-    for (; at > 0 && next < slots[at - 1]; --at) slots[at] = slots[at - 1];
-    slots[at] = next;
-  }
-  for (int i = 0; i < count; ++i) {
-    const std::int32_t slot = slots[i].slot;
-    Leave(u, slots[i].token, slot);
-    Place(u, back[i], slot);
-    u.score[slot] = u.left_score[back[i]];
-    u.weight[slot] = u.left_weight[back[i]];
-    moves.push_back({back[i], slots[i].slot});
+  std::vector<std::int32_t> uses;
+  for (const Candidate& leaves :
+       wanted > 0 ? LeastUseful(table, wanted, kernel, uses) : std::vector<Candidate>()) {
+    if (leaves.use == kEndlessUse) break;
+    Leave(u, leaves.token, leaves.at);
+    Place(u, back[count], leaves.at);
+    u.score[leaves.at] = u.left_score[back[count]];
+    u.weight[leaves.at] = u.left_weight[back[count]];
+    moves.push_back({back[count], leaves.at});
+    ++count;
   }
   ++u.returned_pages;
   u.returned_tokens += count;

@@ -33,6 +33,9 @@
 
 namespace pliant {
 
+struct KeyKernel;  // history_keys.h
+const KeyKernel& ScalarKeyKernel();
+
 /// Tokens that return together.
 inline constexpr int kReturnTokens = 16;
 /// A device tells the divergence of queries when the sequence has a multiple of so many tokens.
@@ -143,7 +146,7 @@ class RetainedHistory {
   /// around. Only before the first NoteKeys.
   void AddToMean(int unit, std::span<const float> keys);
   /// The keys of block noted() of one unit, before RoPE: [32][head_dim]. All units, then EndNote.
-  void NoteKeys(int unit, std::span<const float> keys);
+  void NoteKeys(int unit, std::span<const float> keys, const KeyKernel& kernel = ScalarKeyKernel());
   void EndNote() { ++noted_; }
   /// Mean over heads of 1 - cos between short and long running means of the queries. 0 before the
   /// first query. Only with query_means. With tables kept remotely: as of the last step that ended
@@ -156,7 +159,7 @@ class RetainedHistory {
   };
   /// What block frontier() becomes when it is dropped, for one unit: its tokens that are kept go to
   /// the slots of kept tokens of less use. Fills `moves`. All units, then EndDrop.
-  void Drop(int unit, std::vector<Move>& moves);
+  void Drop(int unit, std::vector<Move>& moves, const KeyKernel& kernel = ScalarKeyKernel());
   void EndDrop() {
     ForgetOldestWhole();
     ++frontier_;
@@ -183,7 +186,8 @@ class RetainedHistory {
   /// ones, in units of what it gives to all that take part. The page that should return, or -1.
   std::int32_t Wanted(int unit, std::span<const float> masses) const;
   /// The tokens of `page` that are dropped go to the slots of kept ones of least use.
-  void Return(int unit, std::int32_t page, std::vector<Move>& moves);
+  void Return(int unit, std::int32_t page, std::vector<Move>& moves,
+              const KeyKernel& kernel = ScalarKeyKernel());
   /// The page cannot be read; it is never wanted again.
   void Lose(int unit, std::int32_t page) { units_[unit].lost.push_back(page); }
 
@@ -220,13 +224,12 @@ class RetainedHistory {
     std::vector<std::int32_t> lost;  // pages
     std::int64_t returned_pages = 0, returned_tokens = 0;
   };
-  static float Use(float score, float weight);
   float WeightAt(float likeness) const;
   void Place(Unit& unit, std::int32_t token, std::int32_t slot);
   void Leave(Unit& unit, std::int32_t token, std::size_t at);
   /// Where a token that takes part is in Unit::score; of others -1.
   std::ptrdiff_t PlaceOf(const Unit& unit, std::int32_t token) const;
-  void NoteSigns(Unit& unit, std::span<const float> keys);
+  void NoteSigns(Unit& unit, std::span<const float> keys, const KeyKernel& kernel);
   void NoteExactly(Unit& unit, std::span<const float> keys);
   void ForgetOldestWhole();
 

@@ -1,7 +1,7 @@
 #include "backend/retained_rows.h"
 
 #include <algorithm>
-#include <cmath>
+#include <complex>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -31,59 +31,56 @@ Status CheckKept(const PageMemory& memory, std::span<const BlockView> kept) {
   return {};
 }
 
-/// Cosines and sines of a block's tokens: [32][inv_freq], the same for all units.
-struct Angles {
-  std::vector<float> cosine, sine;
+/// Cosines and sines of a block's tokens: [32][head_dim / 2], the same for all units.
+class Angles {
+ public:
+  /// RoPE turns no pair beyond inv_freq.
+  Angles(std::span<const float> inv_freq, int head_dim)
+      : inv_freq_(inv_freq),
+        half_(static_cast<std::size_t>(head_dim) / 2),
+        cosine_(half_ * kBlockTokens, 1.0f),
+        sine_(half_ * kBlockTokens, 0.0f) {}
 
-  void Set(std::span<const float> inv_freq, std::int32_t first_token) {
-    cosine.resize(inv_freq.size() * kBlockTokens);
-    sine.resize(cosine.size());
-    for (std::size_t i = 0; i < cosine.size(); ++i) {
-      const auto token = first_token + static_cast<std::int32_t>(i / inv_freq.size());
-      const double angle = double{inv_freq[i % inv_freq.size()]} * token;
-      cosine[i] = static_cast<float>(std::cos(angle));
-      sine[i] = static_cast<float>(std::sin(angle));
+  void Set(std::int32_t first_token) {
+    for (std::size_t i = 0; i < inv_freq_.size(); ++i) {
+      // Turned on token by token in double, where 31 products cost nothing of an f32's digits.
+      std::complex<double> at = std::polar(1.0, double{inv_freq_[i]} * first_token);
+      const std::complex<double> next = std::polar(1.0, double{inv_freq_[i]});
+      for (std::size_t t = 0; t < kBlockTokens; ++t) {
+        cosine_[t * half_ + i] = static_cast<float>(at.real());
+        sine_[t * half_ + i] = static_cast<float>(at.imag());
+        at = {at.real() * next.real() - at.imag() * next.imag(),
+              at.real() * next.imag() + at.imag() * next.real()};
+      }
     }
   }
+  const float* cosine() const { return cosine_.data(); }
+  const float* sine() const { return sine_.data(); }
+
+ private:
+  std::span<const float> inv_freq_;
+  std::size_t half_;
+  std::vector<float> cosine_, sine_;
 };
 
-/// Keys of one unit of one block before RoPE: [32][head_dim].
-void DecodeKeys(const PageMemory& memory, const OriginalBlock& original, int planes,
-                const Angles& angles, int layer, int kv_head, const KeyDecoding& decoding,
-                std::vector<float>& keys) {
-  const KvGeometry& g = memory.geometry;
-  const int dim = g.head_dim;
-  const std::size_t half = static_cast<std::size_t>(dim) / 2;
-  const std::size_t unit = static_cast<std::size_t>(layer) * g.kv_heads + kv_head;
-  const bool coded = decoding.code != nullptr && !decoding.code->scale.empty();
-  std::vector<std::uint16_t> u(dim);
-  keys.resize(static_cast<std::size_t>(kBlockTokens) * dim);
-  for (int t = 0; t < kBlockTokens; ++t) {
-    const std::uint8_t* rows[kPlanes] = {};
-    for (int p = 0; p < planes; ++p) {
-      rows[p] =
-          reinterpret_cast<const std::uint8_t*>(original.K(p)) + g.RowOffset(layer, kv_head, t);
-    }
-    std::uint16_t scale;
-    std::memcpy(&scale, original.K(0) + g.ScaleOffset(layer, kv_head, t), sizeof(scale));
-    const std::span<float> row = std::span(keys).subspan(static_cast<std::size_t>(t) * dim, dim);
-    JoinPlanes(rows, planes, u);
-    DecodeRow(u, scale, row);
-    MixChannels(row, kQueryMix);  // the inverse
-    if (coded) {
-      for (int c = 0; c < dim; ++c)
-        row[c] =
-            row[c] * decoding.code->scale[unit * dim + c] + decoding.code->center[unit * dim + c];
-    }
-    const std::size_t frequencies = decoding.inv_freq.size();
-    for (std::size_t i = 0; i < frequencies; ++i) {
-      const float cosine = angles.cosine[t * frequencies + i];
-      const float sine = angles.sine[t * frequencies + i];
-      const float a = row[i], b = row[i + half];
-      row[i] = a * cosine + b * sine;
-      row[i + half] = b * cosine - a * sine;
-    }
+/// Keys of one unit of one block.
+CodedKeys KeysOf(const KvGeometry& g, const OriginalBlock& original, const Angles& angles,
+                 int layer, int kv_head, const ChannelCode* code) {
+  CodedKeys keys;
+  keys.head_dim = g.head_dim;
+  for (int p = 0; p < kLikenessPlanes; ++p) {
+    keys.rows[p] =
+        reinterpret_cast<const std::uint8_t*>(original.K(p)) + g.RowOffset(layer, kv_head, 0);
   }
+  keys.scales = original.K(0) + g.ScaleOffset(layer, kv_head, 0);
+  if (code != nullptr && !code->scale.empty()) {
+    const std::size_t first = (static_cast<std::size_t>(layer) * g.kv_heads + kv_head) * g.head_dim;
+    keys.channel_scale = code->scale.data() + first;
+    keys.channel_center = code->center.data() + first;
+  }
+  keys.cosine = angles.cosine();
+  keys.sine = angles.sine();
+  return keys;
 }
 
 }  // namespace
@@ -135,18 +132,17 @@ Status NoteRows(const PageMemory& memory, RetainedHistory& history, const KeyDec
   if (first >= blocks) return {};
   history.Reserve(std::int64_t{blocks} * kBlockTokens);
   OriginalBlock original;
-  Angles angles;
-  std::vector<float> keys;
+  Angles angles(decoding.inv_freq, g.head_dim);
+  std::vector<float> keys(static_cast<std::size_t>(kBlockTokens) * g.head_dim);
   const auto each = [&](auto&& take) -> Status {
     for (std::int32_t block = first; block < blocks; ++block) {
-      // Eight bits, which every cache has, tell the sign of all but the smallest differences.
-      constexpr int kPlanesRead = 2;
-      if (!original.Load(memory, history.source(), block, RowSource::kAllUnits, kPlanesRead, 0))
+      if (!original.Load(memory, history.source(), block, RowSource::kAllUnits, kLikenessPlanes, 0))
         return Gone(block);
-      angles.Set(decoding.inv_freq, block * kBlockTokens);
+      angles.Set(block * kBlockTokens);
       for (int layer = 0; layer < g.layers; ++layer) {
         for (int head = 0; head < g.kv_heads; ++head) {
-          DecodeKeys(memory, original, kPlanesRead, angles, layer, head, decoding, keys);
+          memory.kernel->decode(KeysOf(g, original, angles, layer, head, decoding.code),
+                                keys.data());
           take(history.UnitOf(layer, head));
         }
       }
@@ -155,7 +151,7 @@ Status NoteRows(const PageMemory& memory, RetainedHistory& history, const KeyDec
   };
   if (first == 0) PLIANT_RETURN_IF_ERROR(each([&](int unit) { history.AddToMean(unit, keys); }));
   return each([&](int unit) {
-    history.NoteKeys(unit, keys);
+    history.NoteKeys(unit, keys, *memory.kernel);
     if (unit + 1 == history.units()) history.EndNote();
   });
 }
@@ -181,7 +177,7 @@ Status DropRows(const PageMemory& memory, RetainedHistory& history,
       if (more) {
         history.DropIntoNewBlock(unit, moves);
       } else {
-        history.Drop(unit, moves);
+        history.Drop(unit, moves, *memory.kernel);
       }
       CopyRows(memory, original, first_token, layer, head, moves, kept);
     }
@@ -235,7 +231,7 @@ bool ReturnRows(const PageMemory& memory, RetainedHistory& history, int layer, i
     return false;
   }
   std::vector<Move> moves;
-  history.Return(unit, page, moves);
+  history.Return(unit, page, moves, *memory.kernel);
   CopyRows(memory, original, block * kBlockTokens, layer, kv_head, moves, kept);
   return true;
 }

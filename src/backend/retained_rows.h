@@ -10,6 +10,7 @@
 #include <span>
 
 #include "backend/backend.h"
+#include "backend/history_keys.h"
 #include "backend/retained_history.h"
 #include "base/status.h"
 
@@ -20,6 +21,7 @@ struct PageMemory {
   std::size_t page_bytes = 0;
   std::uint32_t pages = 0;
   KvGeometry geometry;
+  const KeyKernel* kernel = &ScalarKeyKernel();
   std::byte* Page(PageId page) const { return base + page.value() * page_bytes; }
 };
 

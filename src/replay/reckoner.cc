@@ -204,6 +204,32 @@ class ReckonerRun {
     return slot.kept_views;
   }
 
+  void CountOperations(const Slot& slot, std::int64_t blocks) {
+    if (slot.cached < static_cast<std::int64_t>(slot.prompt)) return;
+    const ModelConfig& c = model_.config();
+    const double layers = c.layers, heads = c.heads, kv_heads = c.kv_heads, dim = c.head_dim;
+    const auto hidden = static_cast<double>(c.hidden_size);
+    const double a_layer = 2 * dim * (heads + kv_heads) + 3.0 * c.intermediate_size;
+    const double weights = hidden * (layers * a_layer + static_cast<double>(c.vocab_size));
+    const std::int64_t taking_part =
+        slot.retained ? slot.retained->TakingPart(static_cast<std::int32_t>(blocks)) : blocks;
+    const auto tokens =
+        static_cast<double>((taking_part - 1) * kBlockTokens + slot.cached % kBlockTokens + 1);
+    DecodeOperations& operations = ScoreOf(slot).operations;
+    operations.model += 2 * weights + 4 * layers * heads * dim * tokens;
+    if (!slot.retained) return;
+    const bool returns = options_.history.retention.returns;
+    // Every key of a block that fills meets every token once, so one a row. Signs are compared and
+    // counted and the fewest taken; else keys of 8 bits are multiplied.
+    const double likeness = returns ? 3 : 2 * dim;
+    constexpr double kDecode = 8;  // of an element of a key: the mix, its code, RoPE, the sign
+    operations.scoring +=
+        layers * (2 * heads * tokens + kv_heads * (likeness * tokens + kDecode * dim));
+    if (returns) {
+      operations.watching += 2 * layers * heads * dim * kBlockTokens * slot.retained->frontier();
+    }
+  }
+
   static std::int64_t PagesOf(const BlockView& view) {
     return ResidentPlanes(view.k) + ResidentPlanes(view.v);
   }
@@ -252,6 +278,7 @@ class ReckonerRun {
       blocks_.insert(blocks_.end(), kept.begin(), kept.end());
     }
     CountPages(slot, blocks, std::span(blocks_).subspan(slice.first_block));
+    CountOperations(slot, blocks);
     slices_.push_back(slice);
     for (std::int64_t i = 0; i < rows; ++i) {
       batch_tokens_.push_back(slot.tokens[static_cast<std::size_t>(slot.cached)]);

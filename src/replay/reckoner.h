@@ -52,6 +52,13 @@ struct ReckonerCourse {
   std::vector<Signal> signals;
 };
 
+/// Operations of decode steps, a multiplication and an addition each counting one.
+struct DecodeOperations {
+  double model = 0;     // products with weights, and attention to what takes part
+  double scoring = 0;   // of a history: what each token got, and likeness
+  double watching = 0;  // logits of dropped keys; of 8 and 4 bits, attention's are not
+};
+
 struct ReckonerScore {
   CacheState state;
   std::string level;
@@ -64,6 +71,7 @@ struct ReckonerScore {
   std::int64_t drops = 0, growths = 0;                   // blocks
   std::int64_t returned_tokens = 0, returned_pages = 0;  // of one (layer, KV head) each
   int units = 1;
+  DecodeOperations operations;
   std::vector<std::string> wrong;  // ids
   std::vector<ReckonerCourse> courses;
 };

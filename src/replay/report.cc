@@ -325,6 +325,10 @@ Json ReckonerJson(const std::vector<ReckonerScore>& scores) {
                    {"returned_pages", score.returned_pages},
                    {"returned_tokens", score.returned_tokens},
                    {"units", score.units},
+                   {"operations",
+                    {{"model", score.operations.model},
+                     {"scoring", score.operations.scoring},
+                     {"watching", score.operations.watching}}},
                    {"wrong", score.wrong}});
     for (const ReckonerCourse& course : score.courses) {
       Json signals = Json::array();

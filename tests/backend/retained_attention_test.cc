@@ -12,6 +12,7 @@
 
 #include "backend/cpu/cpu_level.h"
 #include "backend/cpu/kv.h"
+#include "backend/cpu/kv_keys.h"
 #include "backend/cpu/kv_watch.h"
 #include "backend/ref/ref_kv.h"
 #include "backend/support/kv_case.h"
@@ -49,11 +50,12 @@ std::shared_ptr<RowSource> Borrowed(RowSource& source) {
 /// One sequence with a history in a CPU cache, and a reference cache that is given the same bytes.
 class Lab {
  public:
-  Lab(const std::string& level, const Shape& shape, RetentionOptions options, Planes kept_planes)
+  Lab(const std::string& level, const Shape& shape, RetentionOptions options, Planes kept_planes,
+      int threads = 2)
       : shape_(shape),
         kept_planes_(kept_planes),
         geometry_{shape.layers, shape.kv_heads, shape.dim},
-        pool_(2),
+        pool_(threads),
         maker_(kPages),
         random_(7),
         history_(geometry_, shape.heads, options, Borrowed(whole_)) {
@@ -237,6 +239,17 @@ TEST_P(RetainedAttentionLevel, SeveralSplitsOfBothKinds) {
   for (int i = 0; i < 36; ++i) lab.Drop(i < 20);
   for (int i = 0; i < 6; ++i) lab.Step(3);
   EXPECT_GT(lab.history().returned_pages(), 0);
+}
+
+/// Heads enough for the threads there are: each is an item by itself.
+TEST_P(RetainedAttentionLevel, WholeHeadsAtOnce) {
+  Lab lab(GetParam(), {8, 4, 64, 1}, {.return_weight = 0.2f}, {2, 1}, /*threads=*/1);
+  lab.Prefill(1600);
+  for (int i = 0; i < 40; ++i) lab.Drop(i < 34);  // splits: two of what takes part, two of the rest
+  const int steps = Rounds(12, 4);
+  for (int i = 0; i < steps; ++i) lab.Step(3);
+  EXPECT_GT(lab.history().returned_pages(), 0);
+  EXPECT_LT(lab.undecided(), 0.3);
 }
 
 TEST_P(RetainedAttentionLevel, WithoutReturnsNothingComesBack) {
@@ -428,6 +441,102 @@ TEST_P(RetainedAttentionLevel, WatchesByTheIntegersThatAreWrittenDown) {
           EXPECT_NEAR(got, want, 4e-7 * std::abs(want)) << "column " << c << ", token " << t;
         }
       }
+    }
+  }
+}
+
+TEST_P(RetainedAttentionLevel, KeysOfLikenessAreTheOracles) {
+  const KeyKernel& oracle = ScalarKeyKernel();
+  const KeyKernel& kernel = ChooseKeyKernel(ChooseCpuLevel(GetParam()).value());
+  std::mt19937 random(31);
+  for (const int dim : {32, 64, 96, 128, 256}) {
+    SCOPED_TRACE(testing::Message() << "dim " << dim);
+    const std::size_t size = static_cast<std::size_t>(kBlockTokens) * dim;
+    std::vector<std::uint8_t> rows[kLikenessPlanes];
+    for (auto& plane : rows) {
+      plane.resize(size / 2);
+      for (std::uint8_t& byte : plane) byte = static_cast<std::uint8_t>(random());
+    }
+    std::vector<std::uint16_t> scales(kBlockTokens);
+    for (int t = 0; t < kBlockTokens; ++t) scales[t] = FloatToBf16(t == 3 ? 0 : 0.5f + 0.1f * t);
+    const std::vector<float> channel = KvLikeData(1, dim, random),
+                             mean = KvLikeData(1, dim, random);
+    std::vector<float> cosine(size / 2), sine(size / 2);
+    for (std::size_t i = 0; i < cosine.size(); ++i) {
+      const float angle = static_cast<float>(random() % 1000) * 0.01f;
+      cosine[i] = std::cos(angle);
+      sine[i] = std::sin(angle);
+    }
+    CodedKeys coded{.head_dim = dim,
+                    .rows = {rows[0].data(), rows[1].data()},
+                    .scales = reinterpret_cast<const std::byte*>(scales.data()),
+                    .channel_scale = channel.data(),
+                    .channel_center = mean.data(),
+                    .cosine = cosine.data(),
+                    .sine = sine.data()};
+    std::vector<float> keys(size, NAN), expected(size);
+    for (const bool channels : {true, false}) {
+      if (!channels) coded.channel_scale = coded.channel_center = nullptr;
+      kernel.decode(coded, keys.data());
+      oracle.decode(coded, expected.data());
+      float largest = 0;
+      for (const float x : expected) largest = std::max(largest, std::abs(x));
+      for (std::size_t i = 0; i < size; ++i)
+        ASSERT_NEAR(keys[i], expected[i], 1e-6f * largest) << "element " << i;
+    }
+    const int words = (dim + 63) / 64;
+    expected[5] = mean[5];  // not above it
+    std::vector<std::uint64_t> signs(kBlockTokens * words, ~0ull), expected_signs(signs);
+    kernel.signs(kBlockTokens, dim, expected.data(), mean.data(), signs.data());
+    oracle.signs(kBlockTokens, dim, expected.data(), mean.data(), expected_signs.data());
+    EXPECT_EQ(signs, expected_signs);
+    EXPECT_EQ(signs[0] >> 5 & 1, 0u);
+    std::vector<std::uint64_t> older(77 * words);
+    for (std::uint64_t& word : older) word = std::uint64_t{random()} << 32 | random();
+    for (const int count : {0, 1, 15, 32, 77}) {
+      std::vector<std::int32_t> fewest(77, -1), expected_fewest(77, -1);
+      kernel.fewest(words, count, older.data(), kBlockTokens, signs.data(), fewest.data());
+      oracle.fewest(words, count, older.data(), kBlockTokens, signs.data(), expected_fewest.data());
+      EXPECT_EQ(fewest, expected_fewest) << count;
+    }
+  }
+}
+
+TEST_P(RetainedAttentionLevel, TheLeastUsefulAreTheOracles) {
+  const KeyKernel& oracle = ScalarKeyKernel();
+  const KeyKernel& kernel = ChooseKeyKernel(ChooseCpuLevel(GetParam()).value());
+  std::mt19937 random(41);
+  for (const int tokens : {32, 64, 352, 1024, 77}) {
+    std::vector<float> score(tokens), weight(tokens);
+    std::vector<std::int32_t> token(tokens);
+    for (int i = 0; i < tokens; ++i) {
+      // Many equals, and sizes of all orders.
+      score[i] =
+          std::ldexp(1.0f + static_cast<float>(random() % 4), static_cast<int>(random() % 9));
+      weight[i] = random() % 5 == 0 ? 0.0f : static_cast<float>(random() % 3);
+      token[i] = i;
+    }
+    std::shuffle(token.begin(), token.end(), random);
+    score[7] = NAN;
+    weight[9] = -1;
+    const UseTable table{.tokens = tokens,
+                         .score = score.data(),
+                         .weight = weight.data(),
+                         .token = token.data(),
+                         .never_before = 4,
+                         .never_from = 48,
+                         .never_to = 64};
+    for (const int count : {1, 2, 16, 32, tokens}) {
+      if (count > tokens) continue;
+      SCOPED_TRACE(testing::Message() << count << " of " << tokens);
+      std::vector<std::int32_t> uses(tokens, -7), places(tokens, -7), expected_uses(uses),
+          expected_places(places);
+      kernel.least_useful(table, count, uses.data(), places.data());
+      oracle.least_useful(table, count, expected_uses.data(), expected_places.data());
+      EXPECT_EQ(uses, expected_uses);
+      places.resize(count);
+      expected_places.resize(count);
+      EXPECT_EQ(places, expected_places);
     }
   }
 }

@@ -112,6 +112,30 @@ TEST(RetainedHistory, KeepsWhatWasLookedAtAndTheFirstTokens) {
             64 - 2 * 28);
 }
 
+TEST(RetainedHistory, OfEquallyUsefulTokensTheOlderLeave) {
+  RetainedHistory history = Make({.sink_tokens = 2, .redundancy = 0});
+  Note(history, 4);
+  std::vector<float> shares(128, 0.25f);
+  shares[40] = shares[45] = 1;
+  shares[70] = 0;
+  Look(history, shares);
+  DropAll(history, true);
+  DropAll(history, false);  // of 0 .. 63 two may not leave and two are looked at more
+  for (int unit = 0; unit < history.units(); ++unit) {
+    for (int t = 0; t < 64; ++t) {
+      const bool stays = t < 2 || t >= 34;
+      EXPECT_EQ(std::ranges::count(history.KeptTokens(unit), t), stays ? 1 : 0) << t;
+    }
+  }
+  DropAll(history, false);  // of what is left of them and 64 .. 95
+  for (int unit = 0; unit < history.units(); ++unit) {
+    for (int t = 0; t < 96; ++t) {
+      const bool stays = t < 2 || t == 40 || t == 45 || (t >= 67 && t != 70);
+      EXPECT_EQ(std::ranges::count(history.KeptTokens(unit), t), stays ? 1 : 0) << t;
+    }
+  }
+}
+
 TEST(RetainedHistory, ARepeatedKeyIsDroppedBeforeALonelyOne) {
   RetainedHistory history = Make();
   // Tokens 8 .. 23 are repeated by tokens of the third block.

@@ -57,7 +57,7 @@ CpuLevel Detect() {
   if ((state & kYmm) != kYmm || !fma || !f16c || !Bit(leaf7.ebx, 5)) return CpuLevel::kPlain;
   const bool avx512 = (state & kZmm) == kZmm && Bit(leaf7.ebx, 16) && Bit(leaf7.ebx, 17) &&
                       Bit(leaf7.ebx, 30) && Bit(leaf7.ebx, 31) && Bit(leaf7.ecx, 1) &&
-                      Bit(leaf7_1.eax, 5);
+                      Bit(leaf7.ecx, 11) && Bit(leaf7.ecx, 14) && Bit(leaf7_1.eax, 5);
   if (!avx512) return CpuLevel::kAvx2;
   const bool amx = (state & kTile) == kTile && Bit(leaf7.edx, 22) && Bit(leaf7.edx, 24);
   return amx && AskForTiles() ? CpuLevel::kAmx : CpuLevel::kAvx512;

@@ -15,7 +15,8 @@ std::string_view CpuLevelName(CpuLevel level);
 
 /// What this machine can run, and what the operating system lets this process use: kAmx needs the
 /// kernel's permission for tile state, asked for once a process (arch_prctl). kAvx512 means
-/// AVX-512 F, BW, DQ, VL, VBMI and BF16 (Zen 4, Sapphire Rapids and later); with less it is kAvx2.
+/// AVX-512 F, BW, DQ, VL, VBMI, BF16, VNNI and VPOPCNTDQ (Zen 4, Sapphire Rapids and later); with
+/// less it is kAvx2.
 CpuLevel MachineLevel();
 
 /// The level to run at for CpuOptions.level: MachineLevel() for "auto", else the word's level

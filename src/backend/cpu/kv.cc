@@ -13,6 +13,7 @@
 #include "backend/cpu/kv_arena.h"
 #include "backend/cpu/kv_attention.h"
 #include "backend/cpu/kv_history.h"
+#include "backend/cpu/kv_keys.h"
 #include "backend/cpu/kv_plan.h"
 #include "backend/cpu/kv_watch.h"
 #include "backend/cpu/kv_write.h"
@@ -45,6 +46,7 @@ class CpuKvImpl final : public CpuKv {
         write_(ChooseKvWriteKernel(level)),
         history_(ChooseHistoryKernel(level)),
         watch_(ChooseWatchKernel(level)),
+        keys_(ChooseKeyKernel(level)),
         partial_(ChoosePartialKernel(level)) {}
 
   std::string_view Level() const override { return CpuLevelName(level_); }
@@ -110,7 +112,7 @@ class CpuKvImpl final : public CpuKv {
   void RecordQuery(int layer, int head, const float* query);
   KvRowTarget Target(int layer, int head, int token, const std::array<PageId, kPlanes>& pages);
   void PrepareAttention(int heads);
-  PageMemory Memory() { return {arena_.bytes().data(), page_bytes_, pages_, geometry_}; }
+  PageMemory Memory() { return {arena_.bytes().data(), page_bytes_, pages_, geometry_, &keys_}; }
   /// All splits of one unit of a sequence with a history are there: what it misses returns, and
   /// scores are added. Afterwards `total` holds the merged partial results.
   template <typename F>
@@ -128,6 +130,7 @@ class CpuKvImpl final : public CpuKv {
   const KvWriteKernel& write_;
   const HistoryKernel& history_;
   const WatchKernel watch_;
+  const KeyKernel& keys_;
   const PartialKernel& partial_;
   const AttentionKernel* attention_ = nullptr;
 
@@ -433,8 +436,7 @@ void CpuKvImpl::RunItem(const AttentionItem& item, int layer, float softmax_scal
   head.head_dim = dim;
   const HistoryTable* table = histories_.TableOf(item.sequence);
   head.blocks = table == nullptr ? batch_.blocks.data() + slice.first_block
-                                 : histories_.Views(item.watches ? table->first_dropped
-                                                                 : table->first_taking_part);
+                                 : histories_.Views(table->first_taking_part);
 
   const int plan_group = plan_heads_ / geometry_.kv_heads;
   const std::int64_t column = (std::int64_t{item.kv_head} * plan_group + item.first_head) * dim;
@@ -468,11 +470,19 @@ void CpuKvImpl::RunItem(const AttentionItem& item, int layer, float softmax_scal
     return;
   }
   const AttentionJoin& join = plan_.joins[item.join];
-  float* partials = reinterpret_cast<float*>(partials_.get()) + join.partials;
+  const std::size_t room = item.whole ? plan_.first_room + worker * plan_.room_floats : 0;
+  float* const all = reinterpret_cast<float*>(partials_.get()) + room;
+  float* const partials = all + join.partials;
   const std::size_t stride = tile.Columns() * PartialFloats(dim);
-  float* const all = reinterpret_cast<float*>(partials_.get());
+  const auto watch_split = [&](int split) {
+    head.blocks = histories_.Views(table->first_dropped);
+    const int first = split * kSplitTokens;
+    watch_(head, tile, first, std::min(first + kSplitTokens, table->watched()),
+           all + join.watched + std::ptrdiff_t{split} * tile.Columns() * kSplitTokens);
+  };
   const auto attend_split = [&](int split) {
     if (table != nullptr) {
+      head.blocks = histories_.Views(table->first_taking_part);
       tile.weights = all + join.weights + std::ptrdiff_t{split} * tile.Columns() * kSplitTokens;
       tile.bases = all + join.bases + std::ptrdiff_t{split} * tile.Columns() * kSplitBlocks;
     }
@@ -484,16 +494,15 @@ void CpuKvImpl::RunItem(const AttentionItem& item, int layer, float softmax_scal
     for (int t = 0; t < table->tokens; t += kLine / sizeof(float))
       __builtin_prefetch(&scores[t], 1);
   }
-  if (item.watches) {
-    const int first = item.split * kSplitTokens;
-    watch_(head, tile, first, std::min(first + kSplitTokens, table->watched()),
-           all + join.watched + std::ptrdiff_t{item.split} * tile.Columns() * kSplitTokens);
+  if (item.whole) {
+    for (int split = 0; split < join.items - join.splits; ++split) watch_split(split);
+    for (int split = 0; split < join.splits; ++split) attend_split(split);
   } else {
-    attend_split(item.split);
+    item.watches ? watch_split(item.split) : attend_split(item.split);
+    // Whoever ends last sees what the others wrote, and merges in the order of the context.
+    if (splits_left_[item.join].fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+    splits_left_[item.join].store(join.items, std::memory_order_relaxed);  // for the next layer
   }
-  // Whoever ends last sees what the others wrote, and merges in the order of the context.
-  if (splits_left_[item.join].fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-  splits_left_[item.join].store(join.items, std::memory_order_relaxed);  // for the next layer
   const auto merge = [&] {
     for (int split = 1; split < join.splits; ++split) {
       partial_.merge(dim, tile.Columns(), partials + split * stride, partials);
@@ -505,7 +514,6 @@ void CpuKvImpl::RunItem(const AttentionItem& item, int layer, float softmax_scal
         tile.Columns(),     dim,     attention_, all + join.weights, all + join.bases,
         all + join.watched, partials};
     MindHistory(*table, layer, item.kv_head, unit, worker, [&] {
-      head.blocks = histories_.Views(table->first_taking_part);
       for (int split = 0; split < join.splits; ++split) attend_split(split);
       merge();
     });

@@ -43,6 +43,20 @@ hn::Mask<F32> BitsAt(std::uint32_t bits, int at) {
   return hn::LoadMaskBits(F32(), bytes);
 }
 
+constexpr int kPagesAtOnce = 4;
+
+/// Whether one of the tokens of kPagesAtOnce pages lies above `cut`.
+HWY_INLINE bool AnyAbove(const float* logits, float cut) {
+  const F32 d;
+  constexpr int kTokens = kPagesAtOnce * kReturnTokens;
+  const int lanes = static_cast<int>(hn::Lanes(d));
+  const auto limit = hn::Set(d, cut);
+  auto above = hn::Gt(hn::LoadU(d, logits), limit);
+  for (int t = lanes; t < kTokens; t += lanes)
+    above = hn::Or(above, hn::Gt(hn::LoadU(d, logits + t), limit));
+  return !hn::AllFalse(d, above);
+}
+
 /// Which of a page's tokens lie above `cut`, as bits.
 HWY_INLINE std::uint32_t BitsAbove(const float* logits, float cut) {
   const F32 d;
@@ -81,6 +95,10 @@ bool PageMasses(const HistoryTable& table, int unit, const UnitAttention& attent
           (static_cast<std::size_t>(token / kSplitTokens) * attention.columns + column) *
               kSplitTokens +
           token % kSplitTokens;
+      if (page % kPagesAtOnce == 0 && page + kPagesAtOnce <= pages && !AnyAbove(row, cut)) {
+        page += kPagesAtOnce - 1;
+        continue;
+      }
       const std::uint32_t above = BitsAbove(row, cut);
       if (above == 0) continue;
       const std::uint32_t dropped =

@@ -1,5 +1,6 @@
-// watched_keys.h, in vectors. Digits of 4 bits times query codes of 8: pairs of products fit 16
-// bits (15 * 127 * 2), and so do the sums of eight pairs.
+// watched_keys.h, in vectors. Digits of 4 bits times query codes of 8: with VPDPBUSD four products
+// go into a sum of 32 bits; else pairs of products fit 16 bits (15 * 127 * 2), and so do the sums
+// of eight pairs.
 #include "backend/cpu/kv_watch.h"
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include <cstring>
 #include <limits>
 
+#include "backend/cpu/history_avx512.h"
 #include "backend/step_check.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -36,6 +38,19 @@ struct Queries {
   float step[kColumns];
 };
 
+/// 32 codes: those of even elements, and the others.
+HWY_INLINE void Part(const std::int8_t* HWY_RESTRICT codes, std::int8_t* HWY_RESTRICT even,
+                     std::int8_t* HWY_RESTRICT odd) {
+  const hn::CappedTag<std::int16_t, 16> d;
+  const hn::Rebind<std::int8_t, decltype(d)> d8;
+  for (int i = 0; i < 16; i += static_cast<int>(hn::Lanes(d))) {
+    const auto pairs =
+        hn::BitCast(d, hn::LoadU(hn::Repartition<std::int8_t, decltype(d)>(), codes + 2 * i));
+    hn::StoreU(hn::DemoteTo(d8, hn::ShiftRight<8>(hn::ShiftLeft<8>(pairs))), d8, even + i);
+    hn::StoreU(hn::DemoteTo(d8, hn::ShiftRight<8>(pairs)), d8, odd + i);
+  }
+}
+
 /// As CodeWatchingQuery; steps in units of logits.
 void CodeQueries(const QueryTile& tile, int dim, int first, int columns, Queries& q) {
   const F32 d;
@@ -57,13 +72,10 @@ void CodeQueries(const QueryTile& tile, int dim, int first, int columns, Queries
     }
     q.step[c] = most * (1 / 127.0f) * tile.softmax_scale * kUnit;
     q.offset[c] = 15 * hn::GetLane(hn::SumOfLanes(d32, sum));
-    for (int i = 0; i < dim / 2; ++i) {
-      q.low[c][i] = codes[2 * i];
-      q.high[c][i] = codes[2 * i + 1];
-    }
-    for (int i = dim / 2; i < dim / 2 + 64; ++i) {
-      q.low[c][i] = q.low[c][i - dim / 2];
-      q.high[c][i] = q.high[c][i - dim / 2];
+    for (int i = 0; i < dim / 2; i += 16) Part(codes + 2 * i, q.low[c] + i, q.high[c] + i);
+    for (std::int8_t* half : {q.low[c], q.high[c]}) {
+      for (int at = dim / 2; at < dim / 2 + 64; at += 16)
+        std::memcpy(half + at, half + at - dim / 2, 16);
     }
   }
 }
@@ -140,55 +152,6 @@ void AnyRows(const std::uint8_t* rows, int dim, const Queries& q, int columns,
   }
 }
 
-#if HWY_TARGET == HWY_AVX3
-/// The same for rows of whole 32 bytes: 16 tokens at a time stay in registers.
-void WholeRows(const std::uint8_t* rows, int dim, const Queries& q, int columns,
-               std::int32_t (*sums)[kBlockTokens]) {
-  const U8 d8;
-  const auto nibble = hn::Set(d8, 15);
-  const int row_bytes = dim / 2;
-  const __m512i order = _mm512_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
-  for (int first = 0; first < kBlockTokens; first += 16) {
-    for (int piece = 0; piece < row_bytes; piece += 32) {
-      hn::VFromD<U8> low[8], high[8];
-      for (int i = 0; i < 8; ++i) {  // tokens 2 i and 2 i + 1
-        const std::uint8_t* row = rows + (first + 2 * i) * row_bytes + piece;
-        const auto half = [](const std::uint8_t* from) HWY_ATTR {
-          return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-        };
-        const __m512i bytes =
-            row_bytes == 32
-                ? _mm512_loadu_si512(row)
-                : _mm512_inserti64x4(_mm512_castsi256_si512(half(row)), half(row + row_bytes), 1);
-        low[i] = hn::And(hn::VFromD<U8>{bytes}, nibble);
-        high[i] = hn::And(hn::VFromD<U8>{_mm512_srli_epi16(bytes, 4)}, nibble);
-      }
-      for (int c = 0; c < columns; ++c) {
-        const hn::Repartition<std::int8_t, U8> codes;
-        // Codes of a piece, twice.
-        const auto twice = [&](const std::int8_t* from) HWY_ATTR {
-          return row_bytes == 32
-                     ? hn::Load(codes, from)
-                     : hn::VFromD<decltype(codes)>{_mm512_broadcast_i64x4(
-                           _mm256_load_si256(reinterpret_cast<const __m256i*>(from + piece)))};
-        };
-        const auto code_low = twice(q.low[c]), code_high = twice(q.high[c]);
-        hn::VFromD<I16> part[8];
-        for (int i = 0; i < 8; ++i)
-          part[i] = hn::Add(Pairs(low[i], code_low), Pairs(high[i], code_high));
-        const __m512i a = SumBlocks(part[0], part[1], part[2], part[3]).raw;
-        const __m512i b = SumBlocks(part[4], part[5], part[6], part[7]).raw;
-        const __m512i sum = _mm512_permutexvar_epi32(
-            order,
-            _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd)));
-        std::int32_t* to = sums[c] + first;
-        _mm512_store_si512(to, piece == 0 ? sum : _mm512_add_epi32(_mm512_load_si512(to), sum));
-      }
-    }
-  }
-}
-#endif
-
 /// Asks for the block at `at`, if that is before `end`. Pages lie wherever they lie, so what the
 /// hardware fetches ahead by itself stops at the end of each.
 void AskForKeys(const AttentionHead& head, int at, int end) {
@@ -198,6 +161,33 @@ void AskForKeys(const AttentionHead& head, int at, int end) {
   const int bytes = kBlockTokens * head.head_dim / 2;
   for (int line = 0; line < bytes; line += 64) __builtin_prefetch(head.Rows(page) + line);
   __builtin_prefetch(head.Scales(page));
+}
+
+HWY_INLINE void LoadScales(const std::uint16_t* codes, float* HWY_RESTRICT scales) {
+  const F32 d;
+  const hn::Rebind<std::uint32_t, F32> d32;
+  const hn::Rebind<std::uint16_t, F32> d16;
+  for (int t = 0; t < kBlockTokens; t += static_cast<int>(hn::Lanes(d))) {
+    const auto bits = hn::ShiftLeft<16>(hn::PromoteTo(d32, hn::LoadU(d16, codes + t)));
+    const auto scale = hn::BitCast(d, bits);
+    // NaN for infinite scales: that such a row was read shows elsewhere.
+    hn::Store(hn::Add(scale, hn::Sub(scale, scale)), d, scales + t);
+  }
+}
+
+HWY_INLINE void SumRows(const std::uint8_t* rows, int dim, const Queries& q, int columns,
+                        std::int32_t (*sums)[kBlockTokens]) {
+#if HWY_TARGET == HWY_AVX3
+  if (dim % 64 == 0) {
+    const std::int8_t *low[kColumns], *high[kColumns];
+    for (int c = 0; c < columns; ++c) {
+      low[c] = q.low[c];
+      high[c] = q.high[c];
+    }
+    return avx512::WatchRows(rows, dim, columns, low, high, sums);
+  }
+#endif
+  AnyRows(rows, dim, q, columns, sums);
 }
 
 void Watch(const AttentionHead& head, const QueryTile& tile, int first, int end, float* logits) {
@@ -220,23 +210,14 @@ void Watch(const AttentionHead& head, const QueryTile& tile, int first, int end,
           std::fill_n(to + c * kSplitTokens, kBlockTokens, -std::numeric_limits<float>::infinity());
         continue;
       }
-      const std::uint16_t* codes = head.Scales(page);
-      for (int t = 0; t < kBlockTokens; ++t) scales[t] = Bf16ToFloat(codes[t]);
-#if HWY_TARGET == HWY_AVX3
-      if (dim % 64 == 0) {
-        WholeRows(head.Rows(page), dim, q, columns, sums);
-      } else
-#endif
-        AnyRows(head.Rows(page), dim, q, columns, sums);
+      LoadScales(head.Scales(page), scales);
+      SumRows(head.Rows(page), dim, q, columns, sums);
       for (int c = 0; c < columns; ++c) {
         for (int t = 0; t < kBlockTokens; t += lanes) {
           const auto twice = hn::ShiftLeft<1>(hn::Load(d32, sums[c] + t));
           const auto product = hn::ConvertTo(d, hn::Sub(twice, hn::Set(d32, q.offset[c])));
-          const auto scale = hn::Load(d, scales + t);
-          // NaN for infinite scales: that such a row was read shows elsewhere.
-          const auto finite = hn::Add(scale, hn::Sub(scale, scale));
-          hn::StoreU(hn::Mul(product, hn::Mul(finite, hn::Set(d, q.step[c]))), d,
-                     to + c * kSplitTokens + t);
+          const auto unit = hn::Mul(hn::Load(d, scales + t), hn::Set(d, q.step[c]));
+          hn::StoreU(hn::Mul(product, unit), d, to + c * kSplitTokens + t);
         }
       }
     }
