@@ -10,6 +10,15 @@
 
 namespace pliant {
 
+namespace {
+
+/// Of a sequence of so many tokens, the one being written included.
+std::int32_t BlocksWith(std::int64_t tokens) {
+  return static_cast<std::int32_t>(tokens / kBlockTokens + 1);
+}
+
+}  // namespace
+
 Result<Capacity> ParseCapacity(std::string_view text) {
   if (text == "full") return Capacity{Capacity::Kind::kFull, 0};
   if (text == "grow") return Capacity{Capacity::Kind::kGrow, 0};
@@ -42,15 +51,20 @@ History::History(const HistoryOptions& options, std::int32_t capacity, bool grow
       capacity_(std::max(capacity, options.recent_blocks + 2)),
       grows_(grows) {}
 
+bool History::IsUpToDate(std::int64_t tokens) const {
+  const bool asks = grows_ && growth_ == GrowthSignal::kDivergence &&
+                    tokens % kDivergenceTokens == 0 && asked_at_ != tokens;
+  return BlocksWith(tokens) == blocks_ && !asks;
+}
+
 History::Growth History::Extend(std::int64_t tokens, const RetainedHistory& retained) {
-  constexpr std::int64_t kHalf = kDivergenceTokens;
-  const auto blocks = static_cast<std::int32_t>(tokens / kBlockTokens + 1);
+  const std::int32_t blocks = BlocksWith(tokens);
   PLIANT_CHECK(blocks >= blocks_, "a history does not shrink");
   const std::int32_t filled = blocks - std::exchange(blocks_, blocks);
   if (!grows_) return Growth::kNotAsked;
   bool asked = filled != 0;
   if (growth_ == GrowthSignal::kDivergence) {
-    asked = tokens % kHalf == 0 && std::exchange(asked_at_, tokens) != tokens;
+    asked = tokens % kDivergenceTokens == 0 && std::exchange(asked_at_, tokens) != tokens;
     if (asked) signal_ = retained.Divergence();
     if (asked && signal_ > grow_above_) ++halves_;
   } else if (asked) {

@@ -76,6 +76,8 @@ class History {
   /// The cache holds so many tokens, and a row is to be added. To be called before every row of a
   /// decode.
   Growth Extend(std::int64_t tokens, const RetainedHistory& retained);
+  /// Extend would find nothing to do: no block has begun since it was called, nothing is asked.
+  bool IsUpToDate(std::int64_t tokens) const;
   /// A sequence of so many blocks must drop one: block retained.frontier().
   bool MustDrop(std::int32_t blocks, const RetainedHistory& retained) const {
     return retained.TakingPart(blocks) > capacity_ &&

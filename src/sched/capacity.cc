@@ -57,6 +57,16 @@ void Scheduler::Impl::MindCapacities() {
   }
 }
 
+bool Scheduler::Impl::HistoryWaits(const Request& r) const {
+  if (!r.history || r.sequence == nullptr) return false;
+  if (!r.in_flight()) return true;
+  if (r.remaining() != 1) return false;
+  const std::int64_t tokens = r.planned();
+  return !r.history->IsUpToDate(tokens) ||
+         r.history->MustDrop(static_cast<std::int32_t>(tokens / kBlockTokens + 1),
+                             *r.sequence->retained);
+}
+
 bool Scheduler::Impl::DropOver(Request& r) {
   Sequence& s = *r.sequence;
   RetainedHistory& retained = *s.retained;
@@ -100,7 +110,8 @@ void Scheduler::Impl::AddHistory(Request& r, SequenceSlice& slice, StepPlan& pla
   plan.histories_.push_back(s.retained);
   slice.first_kept = static_cast<std::int32_t>(plan.blocks_.size());
   plan.blocks_.insert(plan.blocks_.end(), s.kept_views.begin(), s.kept_views.end());
-  if (!s.kept.empty()) r.flights[0].context = std::max(r.flights[0].context, s.kept_level);
+  Request::Flight& flight = r.flights[r.flights[1].step != 0 ? 1 : 0];
+  if (!s.kept.empty()) flight.context = std::max(flight.context, s.kept_level);
 }
 
 void Scheduler::Impl::SettleHistory(Request& r) {

@@ -121,11 +121,8 @@ StepPlan Scheduler::Plan() {
 StepPlan Scheduler::PlanNext() {
   Impl& s = *impl_;
   PLIANT_CHECK(s.steps == s.settled + 1, "PlanNext plans ahead of the one step in flight");
-  // What a history holds is decided on between steps.
-  const auto has_history = [](const auto& r) {
-    return r.second->history.has_value() && r.second->sequence != nullptr;
-  };
-  if (std::any_of(s.requests.begin(), s.requests.end(), has_history)) return {};
+  const auto waits = [&s](const auto& r) { return s.HistoryWaits(*r.second); };
+  if (std::any_of(s.requests.begin(), s.requests.end(), waits)) return {};
   StepPlan plan = s.Plan(/*next=*/true);
   if constexpr (kChecked) Audit();
   if (plan.empty()) {

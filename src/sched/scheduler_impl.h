@@ -133,6 +133,8 @@ struct Scheduler::Impl {
   Status SetCapacity(Request& r, Capacity capacity) const;
   void StartHistory(Request& r);  // it begins anew
   void MindCapacities();
+  /// What its history holds must be decided on, which is done between steps.
+  bool HistoryWaits(const Request& r) const;
   bool DropOver(Request& r);  // what its capacity does not hold; false: an original is lost
   void AddHistory(Request& r, SequenceSlice& slice, StepPlan& plan);
   void SettleHistory(Request& r);

@@ -122,6 +122,30 @@ TEST(StepsAhead, BlocksBendWhileStepsRun) {
   ExpectIdle(*tight.engine);
 }
 
+/// What a history holds is decided on with nothing in flight, once in 32 tokens of each.
+TEST(StepsAhead, HistoriesDropAndReturn) {
+  constexpr std::size_t kRequests = Rounds(5, 3);
+  const auto with_history = [](TestEngineOptions options) {
+    options.policy = KvPolicy::kPliant;
+    options.store.kind = StoreSpec::Kind::kRam;
+    options.store.bytes = 64u << 20;
+    return options;
+  };
+  TestModel plain(with_history(Plain())), ahead(with_history(Ahead()));
+  const auto ask = [](TestModel& model) {
+    std::vector<GenerateRequest> requests = Problems(model, kRequests, 400);
+    for (std::size_t i = 0; i + 1 < requests.size(); ++i)
+      requests[i].kv.capacity = {Capacity::Kind::kGrow, 0};
+    return model.AskAll(std::move(requests));
+  };
+  ExpectSame(ask(ahead), ask(plain));
+  ExpectIdle(*ahead.engine);
+  const EngineStats stats = StatsNow(*ahead.engine);
+  EXPECT_GT(stats.drops, 0);
+  EXPECT_GT(stats.returned_pages, 0);
+  EXPECT_GT(stats.steps_ahead, stats.steps / 2);
+}
+
 TEST(StepsAhead, CancelFreesEverythingAtAnyTime) {
   TestModel model(Ahead());
   const std::vector<TokenId> prompt = model.Problem(SmallProblems()[1].first);

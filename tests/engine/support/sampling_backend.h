@@ -70,6 +70,15 @@ class SamplingBackend final : public Backend {
   bool SamplesTokens() const override { return true; }
   std::span<const std::int32_t> SampledTokens() const override { return tokens_; }
   std::span<const RowLogprobs> SampledLogprobs() const override { return logprobs_; }
+  bool RetainsHistory(int heads) const override { return inner_->RetainsHistory(heads); }
+  void StartHistory(RetainedHistory& history) override { inner_->StartHistory(history); }
+  Status NoteHistory(RetainedHistory& history, std::int32_t blocks) override { return inner_->NoteHistory(history, blocks); }
+  Status DropFromHistory(RetainedHistory& history, std::span<const BlockView> kept) override {
+    return inner_->DropFromHistory(history, kept);
+  }
+  Status RefillHistory(RetainedHistory& history, std::span<const BlockView> kept) override {
+    return inner_->RefillHistory(history, kept);
+  }
   CopyTicket CopyOut(std::span<const PageCopy> copies) override { return inner_->CopyOut(copies); }
   CopyTicket CopyIn(std::span<const PageCopy> copies) override { return inner_->CopyIn(copies); }
   CopyState Poll(CopyTicket ticket) override { return inner_->Poll(ticket); }
