@@ -3,8 +3,9 @@
 
 A token is needed at a time when it was written before and a later line of the chain reads it. For each signal that a growing capacity
 asked for, the need of the tokens so far is compared with the need HORIZON tokens later: the direction is right when the signal is above
-the threshold and the need rises, or neither. Printed as the share of right ones beside the share of rises (what a constant answer gets
-is that or its rest), and the area under the ROC curve (0.5 is chance). Only right answers count, as only their text is known to be sound.
+the threshold and the need rises, or neither. Printed as the share of right ones beside what the better constant answer gets, as balanced
+accuracy (the mean of the shares of rises and of others that are told; 50 % for any constant answer), and as the area under the ROC curve
+(0.5 is chance). Only right answers count, as only their text is known to be sound.
 
     pliant bench quality MODEL --reckoner tests/data/problems/reckoner.jsonl --limit 16 --states 16/16 --no-returns --capacity 1000 \\
         --grow --grow-signal divergence --courses --json out.json         (nothing is dropped: the signal alone is judged)
@@ -61,6 +62,15 @@ def auc(rows):
     return (sum(up) - len(up) * (len(up) - 1) / 2) / (len(up) * down) if up and down else float("nan")
 
 
+def right(rows, above):
+    return sum((value > above) == rise for value, rise in rows) / len(rows)
+
+
+def balanced(rows, above):
+    parts = [[row for row in rows if row[1] == rise] for rise in (False, True)]
+    return sum(right(part, above) for part in parts) / 2 if all(parts) else float("nan")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("json", help="what pliant bench quality --courses --json wrote")
@@ -86,10 +96,10 @@ def main():
             if not rows:
                 continue
             rises = sum(row[1] for row in rows) / len(rows)
-            shares = "  ".join(f"above {above}: {100 * sum((value > float(above)) == rise for value, rise in rows) / len(rows):.1f} %"
+            shares = "  ".join(f"above {above}: {100 * right(rows, float(above)):.1f} % (balanced {100 * balanced(rows, float(above)):.1f} %)"
                                for above in args.above.split(","))
-            print(f"{score['state']} {score['level']:7} over {horizon:3d} tokens: {len(rows)} signals, rises {100 * rises:.1f} %  "
-                  f"right {shares}  area {auc(rows):.2f}", flush=True)
+            print(f"{score['state']} {score['level']:7} over {horizon:3d} tokens: {len(rows)} signals, constant "
+                  f"{100 * max(rises, 1 - rises):.1f} %  right {shares}  area {auc(rows):.2f}", flush=True)
 
 
 if __name__ == "__main__":
