@@ -27,7 +27,8 @@ struct BlockPlaces {
 /// Device arrays; a unit is a (layer, KV head): layer * kv_heads + head.
 struct HistoryTables {
   float* token_score = nullptr;   // [units][token_room]: attention so far; of those that have
-  float* token_weight = nullptr;  //   left, until they did. Of kept ones: undefined
+  float* token_weight = nullptr;  //   left, until they did. Of kept ones: undefined. No token_score
+                                  //   (benches only): attention adds to no score
   // With returns.
   std::uint64_t* signs = nullptr;  // [units][token_room][words]
   std::uint32_t* kept = nullptr;   // [units][token_room / 32]; bit t: token 32 block + t is kept
