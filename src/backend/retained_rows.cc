@@ -4,7 +4,6 @@
 #include <complex>
 #include <cstring>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "backend/step_check.h"
@@ -14,22 +13,6 @@ namespace pliant {
 namespace {
 
 using Move = RetainedHistory::Move;
-
-Status Gone(std::int32_t block) {
-  return NotFound("block " + std::to_string(block) + " of the history cannot be read any more");
-}
-
-Status CheckKept(const PageMemory& memory, std::span<const BlockView> kept) {
-  for (const BlockView& block : kept) {
-    const int k = ResidentPlanes(block.k), v = ResidentPlanes(block.v);
-    bool sound = k > 0 && v > 0 && k == ResidentPlanes(kept[0].k) && v == ResidentPlanes(kept[0].v);
-    for (int p = 0; p < k; ++p) sound = sound && block.k[p].value() < memory.pages;
-    for (int p = 0; p < v; ++p) sound = sound && block.v[p].value() < memory.pages;
-    if (!sound)
-      return InvalidArgument("kept blocks of a history: the same planes of K and V, on the device");
-  }
-  return {};
-}
 
 /// Cosines and sines of a block's tokens: [32][head_dim / 2], the same for all units.
 class Angles {
@@ -137,7 +120,7 @@ Status NoteRows(const PageMemory& memory, RetainedHistory& history, const KeyDec
   const auto each = [&](auto&& take) -> Status {
     for (std::int32_t block = first; block < blocks; ++block) {
       if (!original.Load(memory, history.source(), block, RowSource::kAllUnits, kLikenessPlanes, 0))
-        return Gone(block);
+        return OriginalGone(block);
       angles.Set(block * kBlockTokens);
       for (int layer = 0; layer < g.layers; ++layer) {
         for (int head = 0; head < g.kv_heads; ++head) {
@@ -158,17 +141,13 @@ Status NoteRows(const PageMemory& memory, RetainedHistory& history, const KeyDec
 
 Status DropRows(const PageMemory& memory, RetainedHistory& history,
                 std::span<const BlockView> kept) {
-  PLIANT_RETURN_IF_ERROR(CheckKept(memory, kept));
-  const auto before = static_cast<std::size_t>(history.kept_blocks());
-  const bool more = kept.size() == before + 1;
-  if (kept.empty() || (!more && kept.size() != before))
-    return InvalidArgument(std::to_string(kept.size()) + " kept blocks for a history that has " +
-                           std::to_string(before));
+  PLIANT_RETURN_IF_ERROR(CheckKeptBlocks(history, kept, /*perhaps_more=*/true, memory.pages));
+  const bool more = kept.size() > static_cast<std::size_t>(history.kept_blocks());
   const KvGeometry& g = memory.geometry;
   OriginalBlock original;
   if (!original.Load(memory, history.source(), history.frontier(), RowSource::kAllUnits,
                      ResidentPlanes(kept[0].k), ResidentPlanes(kept[0].v)))
-    return Gone(history.frontier());
+    return OriginalGone(history.frontier());
   const std::int32_t first_token = history.frontier() * kBlockTokens;
   std::vector<Move> moves;
   for (int layer = 0; layer < g.layers; ++layer) {
@@ -192,10 +171,7 @@ Status DropRows(const PageMemory& memory, RetainedHistory& history,
 
 Status RefillRows(const PageMemory& memory, RetainedHistory& history,
                   std::span<const BlockView> kept) {
-  PLIANT_RETURN_IF_ERROR(CheckKept(memory, kept));
-  if (kept.size() != static_cast<std::size_t>(history.kept_blocks()))
-    return InvalidArgument(std::to_string(kept.size()) + " kept blocks for a history that has " +
-                           std::to_string(history.kept_blocks()));
+  PLIANT_RETURN_IF_ERROR(CheckKeptBlocks(history, kept, /*perhaps_more=*/false, memory.pages));
   const KvGeometry& g = memory.geometry;
   OriginalBlock original;
   std::vector<Move> moves;
@@ -205,7 +181,7 @@ Status RefillRows(const PageMemory& memory, RetainedHistory& history,
       if (history.Kept(unit, block) == 0) continue;
       if (!loaded && !original.Load(memory, history.source(), block, RowSource::kAllUnits,
                                     ResidentPlanes(kept[0].k), ResidentPlanes(kept[0].v)))
-        return Gone(block);
+        return OriginalGone(block);
       loaded = true;
       moves.clear();
       const std::span<const std::int32_t> tokens = history.KeptTokens(unit);

@@ -152,6 +152,28 @@ Status CheckSampling(const StepBatch& batch) {
   return {};
 }
 
+Status CheckKeptBlocks(const RetainedHistory& history, std::span<const BlockView> kept,
+                       bool perhaps_more, std::uint32_t pages) {
+  for (const BlockView& block : kept) {
+    const bool sound = !Any(Faults(block, pages)) && block.k[0].valid() && block.v[0].valid() &&
+                       ResidentPlanes(block.k) == ResidentPlanes(kept[0].k) &&
+                       ResidentPlanes(block.v) == ResidentPlanes(kept[0].v);
+    if (!sound)
+      return InvalidArgument("kept blocks of a history: the same planes of K and V, on the device");
+  }
+  const auto before = static_cast<std::size_t>(history.kept_blocks());
+  const bool more = perhaps_more && kept.size() == before + 1;
+  if ((perhaps_more && kept.empty()) || (!more && kept.size() != before)) {
+    return InvalidArgument(Number(static_cast<std::int64_t>(kept.size())) +
+                           " kept blocks for a history that has " + Number(history.kept_blocks()));
+  }
+  return {};
+}
+
+Status OriginalGone(std::int32_t block) {
+  return NotFound("block " + Number(block) + " of the history cannot be read any more");
+}
+
 Status CheckKvCode(const KvCode& code, std::size_t channels) {
   for (const ChannelCode* side : {&code.key, &code.value}) {
     const std::string name = side == &code.key ? "key code: " : "value code: ";

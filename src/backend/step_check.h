@@ -25,6 +25,13 @@ Status CheckStepBatch(const StepBatch& batch, std::uint32_t pages);
 Status CheckPlaces(const StepBatch& batch, std::uint32_t pages);
 Status CheckSampling(const StepBatch& batch);
 
+/// OK when `kept` are as many blocks as the history has for kept tokens, or with `perhaps_more` one
+/// more, all with the same planes of K and of V in pages below `pages`.
+Status CheckKeptBlocks(const RetainedHistory& history, std::span<const BlockView> kept,
+                       bool perhaps_more, std::uint32_t pages);
+/// NotFound: an original of a history is needed and cannot be read.
+Status OriginalGone(std::int32_t block);
+
 /// OK when both sides of `code` have `channels` scales and centers as ChannelCode says.
 Status CheckKvCode(const KvCode& code, std::size_t channels);
 

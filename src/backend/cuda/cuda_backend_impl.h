@@ -348,7 +348,6 @@ class CudaBackend final : public Backend {
   void NoteQueries(const QkvParams& params, const Tensor& qkv);
   void SendHistoryCounts();
   void CountHistories();
-  Status CheckKept(std::span<const BlockView> kept) const;
   HistoryMoveArgs MoveArgs(const RetainedHistory& history, const DeviceHistory& device,
                            std::span<const BlockView> kept);
 

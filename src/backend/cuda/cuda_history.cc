@@ -15,10 +15,6 @@ DeviceHistory& On(RetainedHistory& history) {
   return static_cast<DeviceHistory&>(*history.remote());
 }
 
-Status Gone(std::int32_t block) {
-  return NotFound("block " + std::to_string(block) + " of the history cannot be read any more");
-}
-
 /// Are the first `k` planes of K and `v` of V there?
 bool Readable(const BlockPlaces& places, int k, int v) {
   return std::all_of(places.plane, places.plane + k, [](auto at) { return at != 0; }) &&
@@ -46,7 +42,7 @@ Status CudaBackend::NoteHistory(RetainedHistory& history, std::int32_t blocks) {
   std::vector<NotedKeys> keys(static_cast<std::size_t>(blocks - first));
   for (std::int32_t block = first; block < blocks; ++block) {
     const BlockPlaces places = device.Find(history.source(), block, pages_.data());
-    if (!Readable(places, kNotedPlanes, 0)) return Gone(block);
+    if (!Readable(places, kNotedPlanes, 0)) return OriginalGone(block);
     std::copy_n(places.plane, kNotedPlanes, keys[block - first].plane);
   }
   const auto [inv_freq, pairs] = ropes_.Last();
@@ -74,20 +70,6 @@ Status CudaBackend::NoteHistory(RetainedHistory& history, std::int32_t blocks) {
   return {};
 }
 
-Status CudaBackend::CheckKept(std::span<const BlockView> kept) const {
-  for (const BlockView& block : kept) {
-    const auto sound = [&](const auto& ids, const auto& first) {
-      const int planes = ResidentPlanes(ids);
-      return planes > 0 && planes == ResidentPlanes(first) &&
-             std::all_of(ids.begin(), ids.begin() + planes,
-                         [&](PageId page) { return page.value() < page_count_; });
-    };
-    if (!sound(block.k, kept[0].k) || !sound(block.v, kept[0].v))
-      return InvalidArgument("kept blocks of a history: the same planes of K and V, on the device");
-  }
-  return {};
-}
-
 HistoryMoveArgs CudaBackend::MoveArgs(const RetainedHistory& history, const DeviceHistory& device,
                                       std::span<const BlockView> kept) {
   Grow(history_scratch_, static_cast<std::int64_t>(kept.size_bytes()), "kept blocks");
@@ -106,19 +88,15 @@ HistoryMoveArgs CudaBackend::MoveArgs(const RetainedHistory& history, const Devi
 }
 
 Status CudaBackend::DropFromHistory(RetainedHistory& history, std::span<const BlockView> kept) {
-  PLIANT_RETURN_IF_ERROR(CheckKept(kept));
-  const auto before = static_cast<std::size_t>(history.kept_blocks());
-  const bool more = kept.size() == before + 1;
-  if (kept.empty() || (!more && kept.size() != before)) {
-    return InvalidArgument(std::to_string(kept.size()) + " kept blocks for a history that has " +
-                           std::to_string(before));
-  }
+  PLIANT_RETURN_IF_ERROR(CheckKeptBlocks(history, kept, /*perhaps_more=*/true, page_count_));
+  const bool more = kept.size() > static_cast<std::size_t>(history.kept_blocks());
   DeviceHistory& device = On(history);
   const std::int32_t block = history.frontier();
   PLIANT_RETURN_IF_ERROR(
       device.Reserve(history, block + 1, static_cast<std::int32_t>(kept.size())));
   const BlockPlaces places = device.Find(history.source(), block, pages_.data());
-  if (!Readable(places, ResidentPlanes(kept[0].k), ResidentPlanes(kept[0].v))) return Gone(block);
+  if (!Readable(places, ResidentPlanes(kept[0].k), ResidentPlanes(kept[0].v)))
+    return OriginalGone(block);
   device.SetPlaces(block, places);
   HistoryMoveArgs args = MoveArgs(history, device, kept);
   args.into_new = more;
@@ -134,18 +112,16 @@ Status CudaBackend::DropFromHistory(RetainedHistory& history, std::span<const Bl
 }
 
 Status CudaBackend::RefillHistory(RetainedHistory& history, std::span<const BlockView> kept) {
-  PLIANT_RETURN_IF_ERROR(CheckKept(kept));
-  if (kept.size() != static_cast<std::size_t>(history.kept_blocks())) {
-    return InvalidArgument(std::to_string(kept.size()) + " kept blocks for a history that has " +
-                           std::to_string(history.kept_blocks()));
-  }
+  PLIANT_RETURN_IF_ERROR(CheckKeptBlocks(history, kept, /*perhaps_more=*/false, page_count_));
   if (kept.empty()) return {};
-  if (!history.options().returns) return Gone(0);  // nobody knows where its tokens' originals are
+  if (!history.options().returns)
+    return OriginalGone(0);  // nobody knows where its tokens' originals are
   DeviceHistory& device = On(history);
   for (std::int32_t block = 0; block < history.frontier(); ++block) {
     const BlockPlaces places = device.Find(history.source(), block, pages_.data());
     // Which blocks the kept tokens are of only the device knows; hardly one has none.
-    if (!Readable(places, ResidentPlanes(kept[0].k), ResidentPlanes(kept[0].v))) return Gone(block);
+    if (!Readable(places, ResidentPlanes(kept[0].k), ResidentPlanes(kept[0].v)))
+      return OriginalGone(block);
     device.SetPlaces(block, places);
   }
   LaunchHistoryRefill(MoveArgs(history, device, kept), stream_.get());
