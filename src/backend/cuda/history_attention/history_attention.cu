@@ -6,6 +6,7 @@
 // row is asked for at once, and slots of least use come out of sorted warps.
 #include "backend/cuda/channel_code.cuh"
 #include "backend/cuda/cuda_check.h"
+#include "backend/cuda/head_dims.cuh"
 #include "backend/cuda/history/rows.cuh"
 #include "backend/cuda/history_attention/history_attention.h"
 #include "backend/cuda/overlap.cuh"
@@ -548,17 +549,7 @@ void Launch(const HistoryAttentionArgs& args, cudaStream_t stream) {
 
 void LaunchHistoryAttention(const HistoryAttentionArgs& args, cudaStream_t stream) {
   if (args.count == 0) return;
-  switch (args.head_dim) {
-    case 32:
-      return Launch<32>(args, stream);
-    case 64:
-      return Launch<64>(args, stream);
-    case 128:
-      return Launch<128>(args, stream);
-    case 256:
-      return Launch<256>(args, stream);
-  }
-  CheckFailed(__FILE__, __LINE__, "head_dim", "no history attention for this head dimension");
+  ForHeadDim(args.head_dim, [&]<int D>() { Launch<D>(args, stream); });
 }
 
 }  // namespace pliant::cuda

@@ -2,10 +2,10 @@
 // of a sequence. Bound: taking note reads a block's keys at 8 bits and compares 32 new signs with
 // those of what takes part; a drop reads the scores of what takes part 32 times from L1.
 #include "backend/cuda/cuda_check.h"
+#include "backend/cuda/head_dims.cuh"
 #include "backend/cuda/history/rows.cuh"
 #include "backend/cuda/history_changes/history_changes.h"
 #include "backend/cuda/history_changes/noted_keys.cuh"
-#include "base/check.h"
 
 namespace pliant::cuda {
 namespace {
@@ -273,28 +273,6 @@ __global__ void __launch_bounds__(kThreads)
               static_cast<std::size_t>(blockIdx.x) * UnitStride(D));
 }
 
-/// Calls launch with the head dimension as a constant.
-template <typename Launch>
-void ForHeadDim(int head_dim, Launch&& launch) {
-  switch (head_dim) {
-    case 32:
-      launch.template operator()<32>();
-      break;
-    case 64:
-      launch.template operator()<64>();
-      break;
-    case 128:
-      launch.template operator()<128>();
-      break;
-    case 256:
-      launch.template operator()<256>();
-      break;
-    default:
-      CheckFailed(__FILE__, __LINE__, "head_dim", "no histories for this head dimension");
-  }
-  PLIANT_CUDA_CHECK_LAUNCH();
-}
-
 }  // namespace
 
 void LaunchHistoryClear(const HistoryTables& tables, int units, cudaStream_t stream) {
@@ -306,11 +284,13 @@ void LaunchHistoryNote(const HistoryNoteArgs& args, cudaStream_t stream) {
   if (!args.tables.returns) return LaunchHistoryNoteExactly(args, stream);
   ForHeadDim(args.head_dim,
              [&]<int D>() { NoteKernel<D><<<args.units, kThreads, 0, stream>>>(args); });
+  PLIANT_CUDA_CHECK_LAUNCH();
 }
 
 void LaunchHistoryDrop(const HistoryMoveArgs& args, cudaStream_t stream) {
   ForHeadDim(args.head_dim,
              [&]<int D>() { DropKernel<D><<<args.units, kThreads, 0, stream>>>(args); });
+  PLIANT_CUDA_CHECK_LAUNCH();
 }
 
 void LaunchHistoryRefill(const HistoryMoveArgs& args, cudaStream_t stream) {
@@ -318,6 +298,7 @@ void LaunchHistoryRefill(const HistoryMoveArgs& args, cudaStream_t stream) {
   ForHeadDim(args.head_dim, [&]<int D>() {
     RefillKernel<D><<<dim3(args.units, args.kept_blocks), kThreads, 0, stream>>>(args);
   });
+  PLIANT_CUDA_CHECK_LAUNCH();
 }
 
 }  // namespace pliant::cuda

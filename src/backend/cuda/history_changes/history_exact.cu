@@ -3,10 +3,10 @@
 // token that takes part and unit, and one read of its codes; 4,096 tokens of 256 units with 128
 // dims: 1.1e9 dp4a and 134 MB, 0.1 ms on an H200.
 #include "backend/cuda/cuda_check.h"
+#include "backend/cuda/head_dims.cuh"
 #include "backend/cuda/history_changes/history_changes.h"
 #include "backend/cuda/history_changes/noted_keys.cuh"
 #include "backend/retained_history.h"
-#include "base/check.h"
 
 namespace pliant::cuda {
 namespace {
@@ -119,21 +119,9 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void LaunchHistoryNoteExactly(const HistoryNoteArgs& args, cudaStream_t stream) {
-  const auto launch = [&](void (*kernel)(HistoryNoteArgs)) {
-    kernel<<<args.units, kThreads, 0, stream>>>(args);
-    PLIANT_CUDA_CHECK_LAUNCH();
-  };
-  switch (args.head_dim) {
-    case 32:
-      return launch(NoteExactlyKernel<32>);
-    case 64:
-      return launch(NoteExactlyKernel<64>);
-    case 128:
-      return launch(NoteExactlyKernel<128>);
-    case 256:
-      return launch(NoteExactlyKernel<256>);
-  }
-  CheckFailed(__FILE__, __LINE__, "head_dim", "no histories for this head dimension");
+  ForHeadDim(args.head_dim,
+             [&]<int D>() { NoteExactlyKernel<D><<<args.units, kThreads, 0, stream>>>(args); });
+  PLIANT_CUDA_CHECK_LAUNCH();
 }
 
 }  // namespace pliant::cuda

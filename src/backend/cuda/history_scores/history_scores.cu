@@ -12,6 +12,7 @@
 #include <cmath>
 
 #include "backend/cuda/cuda_check.h"
+#include "backend/cuda/head_dims.cuh"
 #include "backend/cuda/history_scores/history_scores.h"
 #include "backend/cuda/page_layout.h"
 #include "backend/cuda/ptx.cuh"
@@ -318,17 +319,7 @@ void Launch(const HistoryScoresArgs& args, cudaStream_t stream) {
 
 void LaunchHistoryScores(const HistoryScoresArgs& args, cudaStream_t stream) {
   if (args.count == 0 || args.most_rows <= 1) return;
-  switch (args.head_dim) {
-    case 32:
-      return Launch<32>(args, stream);
-    case 64:
-      return Launch<64>(args, stream);
-    case 128:
-      return Launch<128>(args, stream);
-    case 256:
-      return Launch<256>(args, stream);
-  }
-  CheckFailed(__FILE__, __LINE__, "head_dim", "no scoring kernel for this head dimension");
+  ForHeadDim(args.head_dim, [&]<int D>() { Launch<D>(args, stream); });
 }
 
 }  // namespace pliant::cuda
