@@ -436,8 +436,8 @@ TEST_P(RetainedAttentionLevel, WatchesByTheIntegersThatAreWrittenDown) {
                             geometry.RowOffset(0, 0, t % kBlockTokens);
           const std::int32_t product = WatchProduct(codes, row);
           // What is left is a few roundings of f32: the integer is the same.
-          const double want =
-              double{product} * Bf16ToFloat(scale) * step / 16 * 0.125 * std::numbers::log2e;
+          const double want = static_cast<double>(product) * Bf16ToFloat(scale) * step / 16 *
+                              0.125 * std::numbers::log2e;
           EXPECT_NEAR(got, want, 4e-7 * std::abs(want)) << "column " << c << ", token " << t;
         }
       }

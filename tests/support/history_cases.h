@@ -51,7 +51,7 @@ inline void LeaveAndReturn(std::unique_ptr<Backend> backend, const LabShape& sha
   EXPECT_GT(lab[a].got->returned_pages() + lab[b].got->returned_pages(), 3);
   EXPECT_LT(lab.undecided(), 0.05 * lab.rows());
   EXPECT_EQ(lab[a].got->dropped_tokens(), lab[a].want->dropped_tokens());
-  EXPECT_GT(lab[plain].context, 80);
+  EXPECT_EQ(lab[plain].context, 43 + steps + 2 * ((steps + 3) / 4));
 }
 
 /// A prompt's rows add to the scores, in whatever chunks they come; older blocks have lost planes.
