@@ -15,7 +15,7 @@ import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 DATA = os.path.join(ROOT, "tests/data")
-GONE = ["--no-returns", "--keep-last", "2", "--redundancy", "16"]
+GONE = ["--no-returns", "--keep-last", "2", "--redundancy", "16", "--squared"]
 DIVERGENCE = ["--capacity", "8", "--from-prompt", "--grow", "--grow-signal", "divergence", "--grow-above"]
 FAMILIES = {
     "whole cache": [("16/16", [])],

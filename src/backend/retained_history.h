@@ -10,12 +10,13 @@
 // give more than return_weight of its attention comes back, exactly, before the head attends, and
 // as many kept tokens of least use leave.
 //
-// Use of a token: its attention so far (mean over the query heads of the group), times its weight
-// (1 - r)^redundancy, r its likeness to the most similar later key: the cosine before RoPE, around
-// the mean of the prompt's keys. With returns it is told by the angle between signs (simhash:
-// Charikar, STOC 2002), which is cheap, and a mistake comes back. Without, keys of 8 bits are kept
-// of all that takes part, head_dim + 4 bytes a token and unit, and a block that fills costs
-// 64 * head_dim operations for each token of a unit that takes part.
+// Use of a token: its attention so far (mean over the query heads of the group, or with `squared`
+// the mean of its square in each step, by which one look counts more than many glances), times its
+// weight (1 - r)^redundancy, r its likeness to the most similar later key: the cosine before RoPE,
+// around the mean of the prompt's keys. With returns it is told by the angle between signs
+// (simhash: Charikar, STOC 2002), which is cheap, and a mistake comes back. Without, keys of 8 bits
+// are kept of all that takes part, head_dim + 4 bytes a token and unit, and a block that fills
+// costs 64 * head_dim operations for each token of a unit that takes part.
 //
 // Threads: one owner; during a step different units may be handled by different threads.
 #pragma once
@@ -47,6 +48,7 @@ struct RetentionOptions {
   std::int32_t most_returns = 2;  // of one unit in one step
   std::int32_t sink_tokens = 4;   // first tokens, never dropped
   float redundancy = 2;
+  bool squared = false;      // scores add up squared attention
   bool query_means = false;  // running means of the queries are kept, for Divergence
   bool operator==(const RetentionOptions&) const = default;
 };
@@ -179,7 +181,7 @@ class RetainedHistory {
   std::uint32_t Kept(int unit, std::int32_t block) const { return units_[unit].kept[block]; }
   /// The attention so far of what takes part, in the order of attention: by slot, then the tokens
   /// from frontier() * 32 on, as far as there is room for (whole blocks). A row adds to it what
-  /// each token got.
+  /// each token got, or its square.
   std::span<float> Scores(int unit) { return units_[unit].score; }
   void AddScores(int unit, std::span<const float> shares);
   /// masses [2 frontier()]: of each page of 16 tokens, what a query head would give to its dropped

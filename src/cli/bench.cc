@@ -350,6 +350,8 @@ void AddHistoryFlags(CLI::App& app, ReckonerOptions& problems) {
   app.add_option("--redundancy", retention.redundancy,
                  "Exponent of (1 - likeness to a later key) in a token's score")
       ->capture_default_str();
+  app.add_flag("--squared", retention.squared,
+               "Scores add up the square of a head's attention to a token, not the attention");
   app.add_option("--keep-first", retention.sink_tokens, "First tokens, never dropped")
       ->capture_default_str();
   app.add_option("--keep-last", history.recent_blocks, "Last full blocks, never dropped")

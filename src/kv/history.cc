@@ -35,6 +35,7 @@ Result<Capacity> ParseCapacity(std::string_view text) {
 HistoryOptions DroppingForGood(HistoryOptions options) {
   options.retention.returns = false;
   options.retention.redundancy = 16;
+  options.retention.squared = true;
   options.recent_blocks = 2;
   options.growth = GrowthSignal::kDivergence;
   options.grow_above = 0.03f;

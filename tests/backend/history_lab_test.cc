@@ -21,6 +21,7 @@ TEST(HistoryLab, WhatCannotBeReadIsLostAndTheRowGoesOn) { LostPages(Cpu()); }
 TEST(HistoryLab, KeptBlocksAreMadeAnew) { Refilled(Cpu(), {2, 2}); }
 TEST(HistoryLab, WhatIsDroppedForGoodIsChosenByExactLikeness) {
   DroppedForGood(Cpu(), {4, 2, 64, 1});
+  DroppedForGood(Cpu(), {4, 2, 64, 1}, 16, /*squared=*/false);
 }
 TEST(HistoryLab, StepsThatTakeTokens) { SampledSteps(MakeReferenceBackend()); }
 

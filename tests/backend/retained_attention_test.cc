@@ -253,12 +253,15 @@ TEST_P(RetainedAttentionLevel, WholeHeadsAtOnce) {
 }
 
 TEST_P(RetainedAttentionLevel, WithoutReturnsNothingComesBack) {
-  Lab lab(GetParam(), {4, 2, 64, 1}, {.returns = false}, {4, 4});
-  lab.Prefill(200);
-  for (int i = 0; i < 4; ++i) lab.Drop(i < 2);
-  for (int i = 0; i < 20; ++i) lab.Step(3);
-  EXPECT_EQ(lab.history().returned_pages(), 0);
-  EXPECT_EQ(lab.history().dropped_tokens() / lab.history().units(), 64);
+  for (const bool squared : {false, true}) {
+    SCOPED_TRACE(squared ? "scores of squares" : "scores");
+    Lab lab(GetParam(), {6, 2, 64, 1}, {.returns = false, .squared = squared}, {4, 4});
+    lab.Prefill(200);
+    for (int i = 0; i < 4; ++i) lab.Drop(i < 2);
+    for (int i = 0; i < 20; ++i) lab.Step(3);
+    EXPECT_EQ(lab.history().returned_pages(), 0);
+    EXPECT_EQ(lab.history().dropped_tokens() / lab.history().units(), 64);
+  }
 }
 
 TEST_P(RetainedAttentionLevel, WhatCannotBeReadIsLostAndTheRowGoesOn) {
@@ -276,14 +279,14 @@ constexpr int kPromptTokens = Rounds(1150, 300);
 
 /// Scores [unit][token] of a prompt of kPromptTokens read in `chunks`, by one backend or the other.
 template <typename Run>
-std::vector<float> ScoresOfPrompt(const std::vector<int>& chunks, Run&& run) {
+std::vector<float> ScoresOfPrompt(const std::vector<int>& chunks, bool squared, Run&& run) {
   constexpr KvGeometry kGeometry{1, 2, 64};
   constexpr int kHeads = 6, kTokens = kPromptTokens, kColumns = (kHeads + 4) * 64;
   std::mt19937 random(5);
   const std::vector<float> all = KvLikeData(kTokens, kColumns, random);
   Whole whole;
   PageMaker maker(400);
-  RetainedHistory history(kGeometry, kHeads, {}, Borrowed(whole));
+  RetainedHistory history(kGeometry, kHeads, {.squared = squared}, Borrowed(whole));
   history.Reserve(kTokens);
   int context = 0;
   for (const int rows : chunks) {
@@ -310,39 +313,48 @@ TEST_P(RetainedAttentionLevel, APromptIsScoredInWhateverChunksItComes) {
   RopeTable rope;
   for (int i = 0; i < 32; ++i) rope.inv_freq.push_back(std::pow(10000.f, -2.f * i / 64));
   const float scale = 0.125f;
-  const auto cpu = [&](const std::vector<int>& chunks) {
+  const auto cpu = [&](const std::vector<int>& chunks, bool squared) {
     const auto kv = CpuKv::Make(&pool, GetParam()).value();
     EXPECT_TRUE(kv->AllocatePages({1, 2, 64}, 400).ok());
-    return ScoresOfPrompt(chunks, [&](const OwnedStep& step, std::vector<float>& qkv, int heads,
-                                      int columns) {
-      std::vector<float> out(step.tokens.size() * heads * 64);
-      ASSERT_TRUE(kv->BeginStep(step.Batch()).ok());
-      kv->QkvToCache({0, heads, {}, {}, 0}, rope, {qkv.data(), columns});
-      kv->Attention(0, heads, scale, {qkv.data(), columns}, {out.data(), std::int64_t{heads} * 64});
-    });
+    return ScoresOfPrompt(
+        chunks, squared,
+        [&](const OwnedStep& step, std::vector<float>& qkv, int heads, int columns) {
+          std::vector<float> out(step.tokens.size() * heads * 64);
+          ASSERT_TRUE(kv->BeginStep(step.Batch()).ok());
+          kv->QkvToCache({0, heads, {}, {}, 0}, rope, {qkv.data(), columns});
+          kv->Attention(0, heads, scale, {qkv.data(), columns},
+                        {out.data(), std::int64_t{heads} * 64});
+        });
   };
-  const std::vector<float> whole = cpu({kPromptTokens});
-  EXPECT_EQ(cpu({1, 6, 1, 100, 1, 1, kPromptTokens - 150, 39, 1}), whole);
-  const std::vector<float> expected = [&] {
-    RefKv ref;
-    EXPECT_TRUE(ref.AllocatePages({1, 2, 64}, 400).ok());
-    return ScoresOfPrompt({kPromptTokens}, [&](const OwnedStep& step, std::vector<float>& qkv,
-                                               int heads, int columns) {
-      for (std::size_t r = 0; r < step.tokens.size(); ++r) {
-        const std::span<float> row = std::span(qkv).subspan(r * columns, columns);
-        const auto at = static_cast<std::int32_t>(r);
-        ref.WriteRow({0, heads, {}, {}, 0}, {}, {}, rope, step.blocks, at, {at, row, {}});
-        ref.ScoreRow(0, heads, scale, *step.sequences[0].history, step.blocks, at, {at, row, {}});
-      }
-    });
-  }();
-  double sum = 0;
-  for (std::size_t i = 0; i < whole.size(); ++i) {
-    EXPECT_NEAR(whole[i], expected[i], 5e-3 + 1e-2 * expected[i]) << i;
-    sum += whole[i];
+  const auto ref = [&](bool squared) {
+    RefKv kv;
+    EXPECT_TRUE(kv.AllocatePages({1, 2, 64}, 400).ok());
+    return ScoresOfPrompt(
+        {kPromptTokens}, squared,
+        [&](const OwnedStep& step, std::vector<float>& qkv, int heads, int columns) {
+          for (std::size_t r = 0; r < step.tokens.size(); ++r) {
+            const std::span<float> row = std::span(qkv).subspan(r * columns, columns);
+            const auto at = static_cast<std::int32_t>(r);
+            kv.WriteRow({0, heads, {}, {}, 0}, {}, {}, rope, step.blocks, at, {at, row, {}});
+            kv.ScoreRow(0, heads, scale, *step.sequences[0].history, step.blocks, at,
+                        {at, row, {}});
+          }
+        });
+  };
+  for (const bool squared : {false, true}) {
+    SCOPED_TRACE(squared ? "scores of squares" : "scores");
+    const std::vector<float> whole = cpu({kPromptTokens}, squared);
+    EXPECT_EQ(cpu({1, 6, 1, 100, 1, 1, kPromptTokens - 150, 39, 1}, squared), whole);
+    const std::vector<float> expected = ref(squared);
+    double sum = 0;
+    for (std::size_t i = 0; i < whole.size(); ++i) {
+      EXPECT_NEAR(whole[i], expected[i], (squared ? 5e-4 : 5e-3) + 1e-2 * expected[i]) << i;
+      sum += whole[i];
+    }
+    // What a row looks at sums to one, in each of two units; squares to less.
+    if (!squared) EXPECT_NEAR(sum, 2 * kPromptTokens, 1);
+    if (squared) EXPECT_LT(sum, 1.9 * kPromptTokens);
   }
-  // What a row looks at sums to one, in each of two units.
-  EXPECT_NEAR(sum, 2 * kPromptTokens, 1);
 }
 
 TEST_P(RetainedAttentionLevel, LikenessIsThatOfKeysBeforeRope) {

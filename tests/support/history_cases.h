@@ -166,10 +166,12 @@ inline void SampledSteps(std::unique_ptr<Backend> backend, bool returns = true) 
 /// What is dropped is gone: likeness is told exactly, and the queries' means are kept. Tables grow
 /// before and after the first drop, and what they hold of whole tokens comes around.
 inline void DroppedForGood(std::unique_ptr<Backend> backend, const LabShape& shape,
-                           float redundancy = 16) {
+                           float redundancy = 16, bool squared = true) {
   SCOPED_TRACE(::testing::Message() << shape.heads << " heads, dim " << shape.dim);
-  HistoryLab lab(std::move(backend), shape,
-                 {.returns = false, .redundancy = redundancy, .query_means = true}, {2, 2});
+  HistoryLab lab(
+      std::move(backend), shape,
+      {.returns = false, .redundancy = redundancy, .squared = squared, .query_means = true},
+      {2, 2});
   const int a = lab.Add(), b = lab.Add(), plain = lab.Add(false);
   lab.Step({100, 33, 40}, kSmall);
   lab.Step({1, 36, 1}, kSmall);

@@ -406,7 +406,8 @@ void CpuKvImpl::ScoreRows(const AttentionItem& item, int layer, AttentionHead he
                               .kernel = attention_,
                               .weights = partials + most * partial,
                               .bases = partials + most * (partial + weights),
-                              .total = partials};
+                              .total = partials,
+                              .squared = slice.history->options().squared};
   for (int row = 0; row < item.rows; ++row) {
     const int position = slice.context + row;
     tile.query = first_query + row * tile.query_stride;
@@ -510,9 +511,14 @@ void CpuKvImpl::RunItem(const AttentionItem& item, int layer, float softmax_scal
   };
   merge();
   if (table != nullptr) {
-    const UnitAttention unit = {
-        tile.Columns(),     dim,     attention_, all + join.weights, all + join.bases,
-        all + join.watched, partials};
+    const UnitAttention unit = {.columns = tile.Columns(),
+                                .head_dim = dim,
+                                .kernel = attention_,
+                                .weights = all + join.weights,
+                                .bases = all + join.bases,
+                                .watched = all + join.watched,
+                                .total = partials,
+                                .squared = table->history->options().squared};
     MindHistory(*table, layer, item.kv_head, unit, worker, [&] {
       for (int split = 0; split < join.splits; ++split) attend_split(split);
       merge();

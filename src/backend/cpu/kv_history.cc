@@ -118,7 +118,17 @@ bool PageMasses(const HistoryTable& table, int unit, const UnitAttention& attent
   return any;
 }
 
-/// Blocks [0, blocks) of one split: scores += sum over columns of weights * factors[column][block].
+/// sum + share, or + share squared.
+template <bool kSquared, class V>
+V AddShare(V weight, V factor, V sum) {
+  if constexpr (!kSquared) return hn::MulAdd(weight, factor, sum);
+  const V share = hn::Mul(weight, factor);
+  return hn::MulAdd(share, share, sum);
+}
+
+/// Blocks [0, blocks) of one split: scores += sum over columns of weights * factors[column][block],
+/// or of its square.
+template <bool kSquared>
 void AddWeights(int blocks, int columns, const float* weights, const float (*factors)[kSplitBlocks],
                 float* scores) {
   const F32 d;
@@ -127,13 +137,14 @@ void AddWeights(int blocks, int columns, const float* weights, const float (*fac
     auto sum = hn::LoadU(d, scores + t);
     for (int column = 0; column < columns; ++column) {
       const auto factor = hn::Set(d, factors[column][t / kBlockTokens]);
-      sum = hn::MulAdd(hn::LoadU(d, weights + column * kSplitTokens + t), factor, sum);
+      sum = AddShare<kSquared>(hn::LoadU(d, weights + column * kSplitTokens + t), factor, sum);
     }
     hn::StoreU(sum, d, scores + t);
   }
 }
 
 /// The same from logits: scores += sum over columns of 2^(logit - maximum) * factor.
+template <bool kSquared>
 void AddLogits(int blocks, int columns, const float* logits, const float* maxima,
                const float* shares, float* scores) {
   const F32 d;
@@ -143,13 +154,14 @@ void AddLogits(int blocks, int columns, const float* logits, const float* maxima
     for (int column = 0; column < columns; ++column) {
       const auto logit = hn::LoadU(d, logits + column * kSplitTokens + t);
       const auto weight = QuickExp2(hn::Sub(logit, hn::Set(d, maxima[column])));
-      sum = hn::MulAdd(weight, hn::Set(d, shares[column]), sum);
+      sum = AddShare<kSquared>(weight, hn::Set(d, shares[column]), sum);
     }
     hn::StoreU(sum, d, scores + t);
   }
 }
 
-void AddScores(int tokens, const UnitAttention& attention, std::span<float> scores) {
+template <bool kSquared>
+void AddScoresAs(int tokens, const UnitAttention& attention, std::span<float> scores) {
   const F32 d;
   const int columns = attention.columns;
   const int blocks = (tokens + kBlockTokens - 1) / kBlockTokens;
@@ -157,11 +169,12 @@ void AddScores(int tokens, const UnitAttention& attention, std::span<float> scor
                    static_cast<std::size_t>(blocks) * kBlockTokens <= scores.size(),
                "a history has room for what takes part");
   float maxima[kMaxHistoryColumns], shares[kMaxHistoryColumns];  // share: of a weight of 1
+  const auto heads = static_cast<float>(columns);  // the mean over them, of shares or squares
+  const float parts = kSquared ? std::sqrt(heads) : heads;
   for (int column = 0; column < columns; ++column) {
     const float* partial = attention.total + column * PartialFloats(attention.head_dim);
     maxima[column] = partial[attention.head_dim];
-    shares[column] = attention.kernel->total_unit / partial[attention.head_dim + 1] /
-                     static_cast<float>(columns);
+    shares[column] = attention.kernel->total_unit / partial[attention.head_dim + 1] / parts;
   }
   for (int first = 0; first < blocks; first += kSplitBlocks) {
     const int count = std::min(kSplitBlocks, blocks - first);
@@ -169,7 +182,7 @@ void AddScores(int tokens, const UnitAttention& attention, std::span<float> scor
     const float* weights = attention.weights + row * kSplitTokens;
     float* to = scores.data() + std::ptrdiff_t{first} * kBlockTokens;
     if (!attention.kernel->exports_weights) {
-      AddLogits(count, columns, weights, maxima, shares, to);
+      AddLogits<kSquared>(count, columns, weights, maxima, shares, to);
       continue;
     }
     float factors[kMaxHistoryColumns][kSplitBlocks];
@@ -180,8 +193,13 @@ void AddScores(int tokens, const UnitAttention& attention, std::span<float> scor
         hn::StoreU(hn::Mul(weight, hn::Set(d, shares[column])), d, factors[column] + b);
       }
     }
-    AddWeights(count, columns, weights, factors, to);
+    AddWeights<kSquared>(count, columns, weights, factors, to);
   }
+}
+
+void AddScores(int tokens, const UnitAttention& attention, std::span<float> scores) {
+  attention.squared ? AddScoresAs<true>(tokens, attention, scores)
+                    : AddScoresAs<false>(tokens, attention, scores);
 }
 
 constexpr HistoryKernel kHistory = {PageMasses, AddScores};

@@ -54,6 +54,7 @@ struct UnitAttention {
   const float* bases = nullptr;    // QueryTile::bases, the same
   const float* watched = nullptr;  // logits of dropped tokens: [splits][columns][kSplitTokens]
   const float* total = nullptr;    // merged partial results: [columns][PartialFloats]
+  bool squared = false;            // RetentionOptions::squared
 };
 
 /// The most query heads of a KV head that a history can have.

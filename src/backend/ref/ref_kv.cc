@@ -251,6 +251,15 @@ Status RefKv::NoteHistory(RetainedHistory& history, std::span<const float> inv_f
   return NoteRows(Memory(), history, {&code_.key, inv_freq}, blocks);
 }
 
+namespace {
+
+/// What one of `group` heads adds to the score of a token that gets `share` of its attention.
+float ScoreOf(double share, bool squared, int group) {
+  return static_cast<float>((squared ? share * share : share) / group);
+}
+
+}  // namespace
+
 void RefKv::AttendHistory(int layer, int heads, float softmax_scale, RetainedHistory& history,
                           std::span<const BlockView> kept, std::span<const BlockView> blocks,
                           int cache_position, Row row) {
@@ -308,8 +317,8 @@ void RefKv::AttendHistory(int layer, int heads, float softmax_scale, RetainedHis
     std::vector<float> shares(places.size(), 0.0f);
     for (int g = 0; g < group; ++g) {
       for (std::size_t t = 0; t < places.size(); ++t)
-        shares[t] += static_cast<float>(std::exp(seen[g][t] - softmax[g].largest) /
-                                        softmax[g].total / group);
+        shares[t] += ScoreOf(std::exp(seen[g][t] - softmax[g].largest) / softmax[g].total,
+                             history.options().squared, group);
     }
     history.AddScores(unit, shares);
   }
@@ -330,8 +339,8 @@ void RefKv::ScoreRow(int layer, int heads, float softmax_scale, RetainedHistory&
       const auto logits = Logits(layer, kv_head, row.qkv.subspan(at, dim), softmax_scale, places);
       const Softmax softmax = WeightedSum(layer, kv_head, logits, places, unused);
       for (std::size_t t = 0; t < places.size(); ++t)
-        shares[t] +=
-            static_cast<float>(std::exp(logits[t] - softmax.largest) / softmax.total / group);
+        shares[t] += ScoreOf(std::exp(logits[t] - softmax.largest) / softmax.total,
+                             history.options().squared, group);
     }
     history.AddScores(history.UnitOf(layer, kv_head), shares);
   }

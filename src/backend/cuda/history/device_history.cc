@@ -77,6 +77,7 @@ DeviceHistory::DeviceHistory(const KvGeometry& geometry, const RetainedHistory& 
   tables_.return_weight = options.return_weight;
   tables_.redundancy = options.redundancy;
   tables_.returns = options.returns;
+  tables_.squared = options.squared;
   if (options.query_means)
     query_floats_ = static_cast<std::size_t>(geometry.layers) * history.heads() * geometry.head_dim;
 }

@@ -56,6 +56,7 @@ struct HistoryTables {
   std::int32_t sink_tokens = 0, most_returns = 0;
   float return_weight = 0, redundancy = 0;
   bool returns = false;
+  bool squared = false;  // scores are of squared attention
 
   PLIANT_HOST_DEVICE std::int32_t At(std::int32_t token) const { return token & token_mask; }
 };

@@ -421,7 +421,7 @@ __device__ void SumValues(Work<D>& w) {
       const float logit =
           w.logits[static_cast<std::size_t>(h) * w.a.most_tokens + i * kBlockTokens + w.lane];
       const float weight = there ? exp2f(logit - w.s.top[h]) * w.s.inverse[h] : 0.f;
-      share += weight;
+      share += t.squared ? weight * weight : weight;
       w.s.shares[w.warp][h][w.lane] = weight * scale;
     }
     if (there && t.token_score != nullptr) {

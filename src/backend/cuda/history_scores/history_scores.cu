@@ -252,6 +252,7 @@ __global__ void __launch_bounds__(kThreads, D == 128 ? 2 : 1)
     present |= (keys.planes > 0 ? 1u : 0u) << b;
   }
   __syncthreads();
+  const float power = slice.tables.squared ? 2.f : 1.f;
   float sum[kBlocks][4][2];
 #pragma unroll
   for (int b = 0; b < kBlocks; ++b)
@@ -278,7 +279,8 @@ __global__ void __launch_bounds__(kThreads, D == 128 ? 2 : 1)
       for (int n = 0; n < 4; ++n)
 #pragma unroll
         for (int c = 0; c < 2; ++c)
-          sum[b][n][c] += Exp2(logit[n][c] - base[0]) + Exp2(logit[n][c + 2] - base[1]);
+          sum[b][n][c] +=
+              Exp2((logit[n][c] - base[0]) * power) + Exp2((logit[n][c + 2] - base[1]) * power);
     }
   }
 #pragma unroll
