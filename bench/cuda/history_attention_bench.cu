@@ -114,9 +114,9 @@ class World {
     args.most_dropped = s_.dropped * kBlockTokens;
     const std::size_t heads = std::size_t(s_.sequences) * Heads();
     logits_ = *DeviceArray<float>::Make(heads * args.most_tokens, "bench");
-    watched_ = *DeviceArray<float>::Make(heads * args.most_dropped, "bench");
+    masses_ = *DeviceArray<float>::Make(heads * args.most_dropped / kReturnTokens, "bench");
     args.logits = logits_.data();
-    args.watched = watched_.data();
+    args.masses = masses_.data();
     return args;
   }
 
@@ -128,7 +128,7 @@ class World {
   KvGeometry geometry_;
   int blocks_;
   DeviceArray<std::uint8_t> pages_;
-  DeviceArray<float> q_, out_, scores_, logits_, watched_;
+  DeviceArray<float> q_, out_, scores_, logits_, masses_;
   DeviceArray<std::uint32_t> kept_;
   DeviceArray<std::uint8_t> lost_;
   DeviceArray<std::int32_t> tokens_;

@@ -418,7 +418,7 @@ class CudaBackend final : public Backend {
   DeviceArray<HistoryCounts> history_counts_;
   PinnedArray<HistoryCounts> host_history_counts_;
   DeviceArray<std::byte> history_scratch_;
-  DeviceArray<float> history_logits_, watched_logits_;
+  DeviceArray<float> history_logits_, dropped_masses_;
   DeviceArray<float2> history_softmax_;
   DeviceArray<float> partials_;
   DeviceArray<std::uint16_t> gathered_k_, gathered_v_;

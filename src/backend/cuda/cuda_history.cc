@@ -193,7 +193,8 @@ void CudaBackend::AttendHistories(int layer, int heads, float softmax_scale, con
                "more query heads a KV head than histories can have");
   if (decodes_histories_) {
     Grow(history_logits_, std::int64_t{count} * heads * most_history_tokens_, "history logits");
-    Grow(watched_logits_, std::int64_t{count} * heads * most_dropped_tokens_, "watched logits");
+    Grow(dropped_masses_, std::int64_t{count} * heads * (most_dropped_tokens_ / kReturnTokens),
+         "masses of dropped pages");
     HistoryAttentionArgs args;
     args.histories = history_rows_.data();
     args.counts = history_counts_.data();
@@ -213,7 +214,7 @@ void CudaBackend::AttendHistories(int layer, int heads, float softmax_scale, con
     args.softmax_scale = softmax_scale;
     args.value = Code(kValue, layer);
     args.logits = history_logits_.data();
-    args.watched = watched_logits_.data();
+    args.masses = dropped_masses_.data();
     args.most_tokens = most_history_tokens_;
     args.most_dropped = most_dropped_tokens_;
     LaunchHistoryAttention(args, stream_.get());

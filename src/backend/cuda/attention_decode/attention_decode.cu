@@ -10,63 +10,19 @@
 #include "backend/cuda/cuda_check.h"
 #include "backend/cuda/overlap.cuh"
 #include "backend/cuda/page_layout.h"
+#include "backend/cuda/plane_operands.cuh"
 #include "backend/cuda/ptx.cuh"
 #include "base/check.h"
 
 namespace pliant::cuda {
 namespace {
 
-constexpr float kQueryRange = 8.3e6f;  // |q| of the largest element as an integer; three balanced
-                                       // base-256 digits reach 8355711
 // p * (V scale) as an integer: at a rescale the largest stands at 2^27.5; at 2^31.5 the maximum is
 // raised again.
 constexpr float kTopExponent = 27.5f;
 constexpr float kRescaleAt = 3.0e9f;
 constexpr float kRescaleExponent = 31.25f;  // a little under log2(kRescaleAt), so that the head
                                             // that asked is always among those raised
-
-/// Two planes joined into bytes: `even` holds the even dims, `odd` the odd ones. One plane: the low
-/// digit is zero.
-__device__ __forceinline__ std::uint32_t EvenBytes(std::uint32_t high, std::uint32_t low) {
-  return ((high << 4) & 0xf0f0f0f0u) | (low & 0x0f0f0f0fu);
-}
-__device__ __forceinline__ std::uint32_t OddBytes(std::uint32_t high, std::uint32_t low) {
-  return (high & 0xf0f0f0f0u) | ((low >> 4) & 0x0f0f0f0fu);
-}
-
-/// Words that a lane needs of a row of K: for step w, dims KDim(w, t) .. + 7.
-template <int D>
-__device__ __forceinline__ constexpr int KDim(int w, int t) {
-  return D == 256 ? 32 * (4 * (w >> 2) + t) + 8 * (w & 3) : (D / 4) * t + 8 * w;
-}
-
-/// Reads kWords consecutive words of shared memory.
-template <int kWords>
-__device__ __forceinline__ void ReadWords(const std::uint8_t* p, std::uint32_t* to) {
-  if constexpr (kWords >= 4) {
-    const uint4 v = *reinterpret_cast<const uint4*>(p);
-    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
-  } else if constexpr (kWords == 2) {
-    const uint2 v = *reinterpret_cast<const uint2*>(p);
-    to[0] = v.x, to[1] = v.y;
-  } else {
-    to[0] = *reinterpret_cast<const std::uint32_t*>(p);
-  }
-}
-
-/// The lane's words of one row of K.
-template <int D>
-__device__ __forceinline__ void ReadKRow(const std::uint8_t* unit, int token, int t,
-                                         std::uint32_t (&to)[D / 32]) {
-  const std::uint8_t* row = unit + token * (D / 2);
-  if constexpr (D == 256) {
-    const int swizzle = (token & 1) << 2;
-    ReadWords<4>(row + ((t ^ swizzle) << 4), to);
-    ReadWords<4>(row + (((4 + t) ^ swizzle) << 4), to + 4);
-  } else {
-    ReadWords<D / 32>(row + t * (D / 8), to);
-  }
-}
 
 /// A consumer warp works one chunk of up to four heads. Lane (g, t) = (lane / 4, lane % 4): of the
 /// scores it owns head t and tokens g + 8 j; of the output head t and dims 16 i + 2 g + {0, 1}; as
@@ -195,15 +151,11 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1)
         for (int i = 0; i < 8; ++i) {
           const int value = __float2int_rn(x[w][i] * to_integer);
           sum += value;
-          // Balanced digits: value = (d2 * 256 + d1) * 256 + d0, each in -128 .. 127.
-          const int d0 = static_cast<std::int8_t>(value);
-          const int rest = (value - d0) >> 8;
-          const int d1 = static_cast<std::int8_t>(rest);
-          const int d2 = (rest - d1) >> 8;
+          const QueryDigits digits(value);
           const int shift =
               8 * (i >> 1);  // even dims go to the lower half of k, odd ones to the upper
-          q_top[w][i & 1] |= ((g & 1 ? d1 : d2) & 0xffu) << shift;
-          q_low[w][i & 1] |= (g & 1 ? 0u : d0 & 0xffu) << shift;
+          q_top[w][i & 1] |= ((g & 1 ? digits.d1 : digits.d2) & 0xffu) << shift;
+          q_low[w][i & 1] |= (g & 1 ? 0u : digits.d0 & 0xffu) << shift;
         }
       }
       sum += __shfl_xor_sync(kAll, sum, 1);

@@ -91,39 +91,8 @@ __device__ __forceinline__ Codes CodesOf(const std::uint32_t (&words)[kPlanes]) 
   return codes;
 }
 
-/// Products of `group` queries [group][D] with the key of `token`, times `scale`. All of a row of
-/// 64 dims is on its way at once.
-template <int D>
-__device__ __forceinline__ void KeyLogits(const UnitPlanes& k, int token, const float* queries,
-                                          int group, float scale, float (&logits)[kMostGroup]) {
-  const float factor = k.Scale<D>(token) * (scale / 32768.f);
-#pragma unroll
-  for (int h = 0; h < kMostGroup; ++h) logits[h] = 0;
-#pragma unroll(D <= 64 ? D / 32 : 2)
-  for (int dim = 0; dim < D; dim += 32) {
-    uint4 words[kPlanes];
-    k.Words(KByte(D, token, dim), words);
-#pragma unroll
-    for (int word = 0; word < 4; ++word) {
-      const std::uint32_t digits[kPlanes] = {Word(words[0], word), Word(words[1], word),
-                                             Word(words[2], word), Word(words[3], word)};
-      const Codes code = CodesOf(digits);
-#pragma unroll
-      for (int h = 0; h < kMostGroup; ++h) {
-        if (h >= group) break;
-        const float4 a = *reinterpret_cast<const float4*>(queries + h * D + dim + 8 * word);
-        const float4 b = *reinterpret_cast<const float4*>(queries + h * D + dim + 8 * word + 4);
-        logits[h] +=
-            a.x * code.low[0] + a.y * code.high[0] + a.z * code.low[1] + a.w * code.high[1] +
-            (b.x * code.low[2] + b.y * code.high[2] + b.z * code.low[3] + b.w * code.high[3]);
-      }
-    }
-  }
-#pragma unroll
-  for (int h = 0; h < kMostGroup; ++h) logits[h] *= factor;
-}
-
-/// The same by a warp, a word of 8 dims to a lane; all lanes get the results.
+/// Products of `group` queries [group][D] with the key of `token`, times `scale`, by a warp, a word
+/// of 8 dims to a lane; all lanes get the results.
 template <int D>
 __device__ __forceinline__ void KeyLogitsOfWarp(const UnitPlanes& k, int token,
                                                 const float* queries, int group, float scale,

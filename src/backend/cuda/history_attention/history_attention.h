@@ -31,9 +31,11 @@ struct HistoryAttentionArgs {
   ElementType out_type = ElementType::kF32;
   float softmax_scale = 1;
   ChannelPointers value;  // V's code of this layer
-  // Scratch, [count][heads][most_...] each: logits in units of log2.
-  float* logits = nullptr;   // of what takes part, in the order of attention
-  float* watched = nullptr;  // of tokens before the frontier
+  // Scratch where shared memory is too small. logits: [count][heads][most_tokens], of what takes
+  // part, in the order of attention, log2; masses: [count][heads][most_dropped / 16], of dropped
+  // pages.
+  float* logits = nullptr;
+  float* masses = nullptr;
   int most_tokens = 0, most_dropped = 0;  // multiples of 32
 };
 

@@ -1,0 +1,263 @@
+// Room: backend/cuda. History attention: masses of dropped pages by plane 0 of their keys
+// (watched_keys.h), and what returns before the head attends. Device code only.
+#pragma once
+
+#include "backend/cuda/history_attention/logits.cuh"
+#include "backend/cuda/history_attention/work.cuh"
+#include "backend/cuda/plane_operands.cuh"
+
+namespace pliant::cuda {
+
+/// Plane 0 of the keys of a dropped page of 16 tokens: rows g and g + 8 are the lane's.
+template <int D>
+struct WatchedPage {
+  std::uint32_t first[D / 32], second[D / 32];
+  std::uint32_t scales;
+  bool there;
+
+  /// `id`: the page id of plane 0 of the block.
+  __device__ __forceinline__ void Load(const HistoryWork<D>& w, int page, std::uint32_t id) {
+    there = id != kAbsentPage;
+    if (!there) return;
+    const std::uint8_t* const plane = w.pages.At(id);
+    const int row = page % 2 * kReturnTokens + w.g;
+    scales = *reinterpret_cast<const std::uint32_t*>(plane + ScaleByte(D, row));
+    ReadKRow<D>(plane, row, w.t, first);
+    ReadKRow<D>(plane, row + 8, w.t, second);
+  }
+
+  /// What its dropped tokens weigh for each head, relative to s.reference: exact integers times
+  /// scales (WatchProduct).
+  __device__ __forceinline__ void Weigh(const HistoryWork<D>& w, int page) const {
+    static_assert(kReturnTokens == 16);
+    constexpr std::uint32_t kLow = 0x0f0f0f0fu;
+    int sums[4] = {};
+    if (there) {
+#pragma unroll
+      for (int step = 0; step < D / 32; ++step) {
+        const uint2 q = w.s.watching[step][w.lane];
+        MmaU8S8(sums, first[step] & kLow, second[step] & kLow, first[step] >> 4 & kLow,
+                second[step] >> 4 & kLow, q.x, q.y);
+      }
+    }
+    const std::uint32_t gone = there ? ~(w.Kept(page / 2) >> (page % 2 * kReturnTokens)) : 0u;
+    const float scale[2] = {Bf16Low(scales), Bf16High(scales)};
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      const int h = 2 * w.t + c;
+      float mass = 0;
+      if (h < w.group) {
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {
+          const float finite = scale[row] + (scale[row] - scale[row]);  // NaN for infinite ones
+          const float product = static_cast<float>(2 * sums[2 * row + c] - w.s.watch_offset[h]);
+          const float logit = product * (finite * w.s.watch_step[h]);
+          if (gone >> (w.g + 8 * row) & 1) mass += exp2f(logit - w.s.reference[h]);
+        }
+      }
+#pragma unroll
+      for (int m = 4; m < 32; m *= 2) mass += __shfl_xor_sync(kAllLanes, mass, m);
+      if (w.g == 0 && h < w.group) w.masses[static_cast<std::size_t>(page) * w.group + h] = mass;
+    }
+  }
+};
+
+/// Masses of all dropped pages; a warp asks for several at once.
+template <int D>
+__device__ void Watch(HistoryWork<D>& w) {
+  constexpr int kAhead = D <= 64 ? 6 : D <= 128 ? 4 : 2;
+  const int pages = 2 * w.r.frontier;
+  for (int start = w.warp; start < pages; start += kAhead * kHistoryWarps) {
+    std::uint32_t ids[kAhead];
+    WatchedPage<D> watched[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int page = start + i * kHistoryWarps;
+      ids[i] = page < pages
+                   ? w.a.blocks[static_cast<std::size_t>(w.r.first_block + page / 2) * 2 * kPlanes]
+                   : kAbsentPage;
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) watched[i].Load(w, start + i * kHistoryWarps, ids[i]);
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (start + i * kHistoryWarps < pages) watched[i].Weigh(w, start + i * kHistoryWarps);
+    }
+  }
+}
+
+/// The page that a head would give most to, if that is above the threshold: (share, ~page), or 0.
+template <int D>
+__device__ unsigned long long Wanted(HistoryWork<D>& w) {
+  const HistoryTables& t = w.r.tables;
+  if (threadIdx.x == 0) w.s.wanted = 0;
+  if (threadIdx.x < w.group) {
+    w.s.factor[threadIdx.x] =
+        exp2f(w.s.reference[threadIdx.x] - w.s.top[threadIdx.x]) * w.s.inverse[threadIdx.x];
+  }
+  __syncthreads();
+  const std::uint8_t* const lost =
+      t.lost + static_cast<std::size_t>(w.unit) * (t.token_room / kReturnTokens);
+  unsigned long long own = 0;
+  for (int page = threadIdx.x; page < 2 * w.r.frontier; page += kHistoryThreads) {
+    float most = 0;
+    for (int h = 0; h < w.group; ++h) {  // a NaN is left out
+      most = fmaxf(most, w.masses[static_cast<std::size_t>(page) * w.group + h] * w.s.factor[h]);
+    }
+    // What is past all numbers is all there is.
+    const float share = most < INFINITY ? most / (1 + most) : 1.f;
+    if (share > t.return_weight && lost[page] == 0) {
+      own = max(own, static_cast<unsigned long long>(__float_as_uint(share)) << 32 |
+                         (static_cast<std::uint32_t>(page) ^ kAllLanes));
+    }
+  }
+  if (own != 0) atomicMax(&w.s.wanted, own);  // few are above
+  __syncthreads();
+  return w.s.wanted;
+}
+
+/// The kReturnTokens slots of least use of those that a warp looks at, in its first lanes.
+template <int D>
+__device__ __forceinline__ void LeastOfWarp(const HistoryWork<D>& w, int page, UseKey& best,
+                                            int& best_slot) {
+  const HistoryTables& t = w.r.tables;
+  const std::size_t first_slot = static_cast<std::size_t>(w.unit) * t.slot_room;
+  const int slots = w.r.kept_blocks * kBlockTokens;
+  best = kNoKey, best_slot = -1;
+  for (int start = w.warp * 32; start < slots; start += kHistoryThreads) {
+    const int slot = start + w.lane;  // blocks are whole, so all lanes have one
+    const std::int32_t token = t.slot_token[first_slot + slot];
+    const float use = UseOf(t.slot_score[first_slot + slot], t.slot_weight[first_slot + slot]);
+    UseKey key =
+        token < t.sink_tokens || token / kReturnTokens == page ? kNoKey : KeyOf(use, token);
+    int key_slot = slot;
+    SortWarp(key, key_slot);
+    if (best_slot < 0) {
+      best = key, best_slot = key_slot;
+      continue;
+    }
+    // The best so far stay in the first half.
+    key = __shfl_sync(kAllLanes, key, w.lane % kReturnTokens);
+    key_slot = __shfl_sync(kAllLanes, key_slot, w.lane % kReturnTokens);
+    if (w.lane >= kReturnTokens) best = key, best_slot = key_slot;
+    SortWarp(best, best_slot);
+  }
+}
+
+/// A kept token leaves, one that was dropped takes its slot.
+template <int D>
+__device__ __forceinline__ void Exchange(HistoryWork<D>& w, int token, int in_slot, int leaves) {
+  const HistoryTables& t = w.r.tables;
+  const std::size_t tokens = static_cast<std::size_t>(w.unit) * t.token_room;
+  const std::size_t slot = static_cast<std::size_t>(w.unit) * t.slot_room + in_slot;
+  t.token_score[tokens + leaves] = t.slot_score[slot];
+  t.token_weight[tokens + leaves] = t.slot_weight[slot];
+  w.SetKept(leaves, false);
+  t.slot_token[slot] = token;
+  t.slot_score[slot] = t.token_score[tokens + token];
+  t.slot_weight[slot] = t.token_weight[tokens + token];
+  w.SetKept(token, true);
+}
+
+/// The dropped tokens of `page` change places with the kept ones of least use, in order: s.moves
+/// and s.leaves; how many.
+template <int D>
+__device__ int ExchangeTokens(HistoryWork<D>& w, int page) {
+  static_assert(kReturnTokens <= 32);
+  UseKey best;
+  int slot;
+  LeastOfWarp(w, page, best, slot);
+  if (w.lane < kReturnTokens) w.s.keys[w.warp][w.lane] = best;
+  if (w.warp == 0) {
+    const std::uint32_t kept =
+        w.Kept(page * kReturnTokens / kBlockTokens) >> (page * kReturnTokens % kBlockTokens);
+    const bool gone = w.lane < kReturnTokens && (kept >> w.lane & 1) == 0;
+    const std::uint32_t all = __ballot_sync(kAllLanes, gone);
+    if (gone) w.s.back[__popc(all & ((1u << w.lane) - 1))] = page * kReturnTokens + w.lane;
+    if (w.lane == 0) w.s.back_count = __popc(all), w.s.slots_found = 0;
+  }
+  __syncthreads();
+  int rank = w.lane;
+#pragma unroll 4
+  for (int other = 0; other < kHistoryWarps; ++other)
+    rank += other == w.warp ? 0 : CountLess(w.s.keys[other], best);
+  if (w.lane < kReturnTokens && rank < w.s.back_count && best != kNoKey) {
+    const int token = w.s.back[rank], leaves = TokenOf(best);
+    w.s.moves[rank] = {token, slot};
+    w.s.leaves[rank] = leaves;
+    atomicAdd(&w.s.slots_found, 1);
+    Exchange(w, token, slot, leaves);
+  }
+  __syncthreads();
+  return w.s.slots_found;
+}
+
+/// Masses of the pages that tokens left or came to.
+template <int D>
+__device__ void WatchAgain(HistoryWork<D>& w, int page, int count) {
+  for (int i = w.warp; i <= count; i += kHistoryWarps) {
+    const int changed = i < count ? w.s.leaves[i] / kReturnTokens : page;
+    bool first = true;
+    for (int before = 0; before < min(i, count - 1); ++before)
+      first = first && (i == count || w.s.leaves[before] / kReturnTokens != changed);
+    if (!first) continue;  // the same for all lanes
+    WatchedPage<D> watched;
+    watched.Load(w, changed,
+                 w.a.blocks[static_cast<std::size_t>(w.r.first_block + changed / 2) * 2 * kPlanes]);
+    watched.Weigh(w, changed);
+  }
+}
+
+/// RetainedHistory::Return.
+template <int D>
+__device__ void Return(HistoryWork<D>& w, int page) {
+  const HistoryTables& t = w.r.tables;
+  const int count = ExchangeTokens(w, page);
+  CopyRows<D>(w.s.moves, count, t, w.Ids(0), w.a.pages, w.a.page_bytes, w.UnitAt());
+  if (threadIdx.x == 0) {
+    atomicAdd(&w.a.counts[w.r.index].returned_pages, 1u);
+    atomicAdd(&w.a.counts[w.r.index].returned_tokens, static_cast<std::uint32_t>(count));
+  }
+  WatchAgain(w, page, count);
+  __syncthreads();
+  for (int i = w.warp; i < count; i += kHistoryWarps) {
+    const int slot = w.s.moves[i].slot;
+    float logits[kMostGroup];
+    KeyLogitsOfWarp<D>(UnitPlanes(w.pages, w.Ids(slot / kBlockTokens)), slot % kBlockTokens,
+                       w.s.queries, w.group, w.a.softmax_scale * kLog2e, logits);
+#pragma unroll
+    for (int h = 0; h < kMostGroup; ++h) {
+      if (h < w.group && w.lane == 0)
+        w.logits[static_cast<std::size_t>(h) * w.a.most_tokens + slot] = logits[h];
+    }
+  }
+}
+
+/// Pages that a head would give much to return, one after the other.
+template <int D>
+__device__ void BringBack(HistoryWork<D>& w) {
+  const HistoryTables& t = w.r.tables;
+  if (!w.Watches()) return;
+  if (threadIdx.x < w.group) w.s.reference[threadIdx.x] = w.s.top[threadIdx.x];
+  __syncthreads();
+  Watch(w);
+  const int k = PlanesOf(w.Ids(0)), v = PlanesOf(w.Ids(0) + kPlanes);
+  for (int returned = 0; returned < t.most_returns;) {
+    const unsigned long long wanted = Wanted(w);
+    if (wanted == 0) return;
+    const int page = static_cast<int>(static_cast<std::uint32_t>(wanted) ^ kAllLanes);
+    if (!Readable(t.places[page * kReturnTokens / kBlockTokens], k, v)) {
+      __syncthreads();  // all have seen what is wanted
+      if (threadIdx.x == 0) {
+        t.lost[static_cast<std::size_t>(w.unit) * (t.token_room / kReturnTokens) + page] = 1;
+        atomicAdd(&w.a.counts[w.r.index].lost_pages, 1u);
+      }
+      continue;
+    }
+    Return(w, page);
+    ++returned;
+    Softmax(w);
+  }
+}
+
+}  // namespace pliant::cuda

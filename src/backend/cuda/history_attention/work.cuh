@@ -1,0 +1,109 @@
+// Room: backend/cuda. What the phases of history attention share: one thread block works on one KV
+// head of one history. Device code only.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "backend/cuda/history/rows.cuh"
+#include "backend/cuda/history_attention/history_attention.h"
+#include "backend/retained_history.h"
+
+namespace pliant::cuda {
+
+inline constexpr int kHistoryWarps = 16, kHistoryThreads = kHistoryWarps * 32;
+inline constexpr int kChunkHeads = 4;  // that a warp works on at once
+inline constexpr int kMostChunks = kMostGroup / kChunkHeads;
+inline constexpr int kSharedIds = 64;             // blocks of which the page ids are at hand
+inline constexpr int kSharedBlocks = 512;         // dropped ones of which the kept bits are
+inline constexpr int kMostLogitBytes = 48 << 10;  // in shared memory; more lie in device memory
+inline constexpr int kSumFloats = 8192;           // of the outputs of warps side by side
+inline constexpr std::uint32_t kAllLanes = 0xffffffffu;
+inline constexpr float kLog2e = 1.44269504088896340736f;
+
+/// Of one thread block: logits of what takes part and masses of dropped pages.
+__host__ __device__ inline std::int64_t LogitBytes(const HistoryAttentionArgs& a) {
+  return std::int64_t{a.heads / a.kv_heads} * (a.most_tokens + a.most_dropped / kReturnTokens) * 4;
+}
+
+template <int D>
+struct HistoryShared {
+  uint4 digits[kMostChunks][D / 32][32];  // queries as operands: digits 2 and 1, even and odd dims;
+                                          // digit 0
+  uint2 watching[D / 32][32];             // queries in 8 bits as operands, even and odd dims
+  float queries[kMostGroup * D];
+  unsigned long long wanted;
+  UseKey keys[kHistoryWarps][kReturnTokens];  // of each warp's slots those of least use, in order
+  int query_sum[kMostGroup];                  // in units of query_unit
+  float query_unit[kMostGroup];               // what one unit of a score is worth, log2
+  int watch_offset[kMostGroup];               // 15 * the sum of codes
+  float watch_step[kMostGroup];               // in units of log2 logits
+  float part_top[kHistoryWarps], part_sum[kHistoryWarps];
+  float top[kMostGroup], inverse[kMostGroup];
+  float reference[kMostGroup];  // what masses of pages are relative to
+  float factor[kMostGroup];     // of a mass to a share
+  std::uint32_t ids[kSharedIds][2 * kPlanes];
+  std::uint32_t kept[kSharedBlocks];  // a copy of the tables' for dropped blocks, as far as it goes
+  std::int32_t back[kReturnTokens], leaves[kReturnTokens];
+  Move moves[kReturnTokens];
+  int back_count, slots_found;
+  HistoryRow history;
+};
+
+/// What one thread block works on. Lane (g, t) as in plane_operands.cuh.
+template <int D>
+struct HistoryWork {
+  const HistoryAttentionArgs& a;
+  const HistoryRow& r;
+  HistoryShared<D>& s;
+  int kv_head, group, chunks, unit, warp, lane, g, t;
+  int part_blocks;  // that take part
+  float* logits;    // [group][most_tokens], log2
+  float* masses;    // [most_dropped / 16][group]: sums of 2^(logit - reference) of dropped pages
+  float* outputs;   // [OutputSlots()][group][D] of warps
+  UnitPages pages;
+
+  __device__ std::size_t UnitAt() const { return static_cast<std::size_t>(unit) * UnitStride(D); }
+  /// Page ids of block i of what takes part.
+  __device__ const std::uint32_t* Ids(int i) const { return i < kSharedIds ? s.ids[i] : IdsAt(i); }
+  __device__ const std::uint32_t* IdsAt(int i) const {
+    const int at =
+        i < r.kept_blocks ? r.first_kept + i : r.first_block + r.frontier + (i - r.kept_blocks);
+    return a.blocks + static_cast<std::size_t>(at) * 2 * kPlanes;
+  }
+  /// The token that row `token` of block i holds, if it is a whole block.
+  __device__ int WholeToken(int i, int token) const {
+    return (r.frontier + i - r.kept_blocks) * kBlockTokens + token;
+  }
+  __device__ bool TakesPart(int i, int token) const {
+    return i < r.kept_blocks || WholeToken(i, token) <= r.context;
+  }
+  /// Which tokens of a dropped block are kept.
+  __device__ std::uint32_t Kept(int block) const {
+    return block < kSharedBlocks ? s.kept[block] : *KeptAt(block);
+  }
+  __device__ std::uint32_t* KeptAt(int block) const {
+    return r.tables.kept + static_cast<std::size_t>(unit) * (r.tables.token_room / kBlockTokens) +
+           block;
+  }
+  __device__ void SetKept(int token, bool kept) const {
+    const int block = token / kBlockTokens;
+    const std::uint32_t bit = 1u << (token % kBlockTokens);
+    std::uint32_t* const at[2] = {KeptAt(block), &s.kept[block]};
+    for (int i = 0; i < (block < kSharedBlocks ? 2 : 1); ++i) {
+      if (kept)
+        atomicOr(at[i], bit);
+      else
+        atomicAnd(at[i], ~bit);
+    }
+  }
+  __device__ bool Watches() const {
+    return r.tables.returns && r.frontier > 0 && r.kept_blocks > 0;
+  }
+  /// Warps whose outputs have room side by side.
+  __device__ int OutputSlots() const { return min(kHistoryWarps, kSumFloats / (group * D)); }
+};
+
+}  // namespace pliant::cuda
