@@ -73,10 +73,12 @@ class RowSource {
   /// Where it lies during the next step, for a device that reads rows by itself: not verified, and
   /// host memory only where it came from Backend::AllocateHost.
   virtual PlanePlace Place(std::int32_t /*block*/, bool /*is_v*/, int /*plane*/) { return {}; }
-  /// The same of all planes of K, then of V.
+  /// Place, of all planes of K, then of V.
   virtual void Places(std::int32_t block, std::span<PlanePlace, 2 * kPlanes> places) {
     for (int p = 0; p < 2 * kPlanes; ++p) places[p] = Place(block, p >= kPlanes, p % kPlanes);
   }
+  /// Rises when a place of any block may have become another; 0: nobody counts, ask each time.
+  virtual std::uint64_t PlaceChanges() const { return 0; }
 };
 
 /// Where a backend keeps the tables of units itself, on a device.

@@ -122,6 +122,7 @@ struct Sequence {
   std::vector<BlockView> kept_views;
   Level kept_level = 0;
   std::uint8_t save_from = kPlanes;  // full blocks get an exact copy of the planes from here on
+  std::uint64_t place_changes = 1;   // rises with every change of where a block's planes lie
   std::int64_t computed = 0;  // tokens whose K and V are in the blocks, steps in flight not counted
   bool open = false;
   bool active = true;           // false: offloaded; its blocks may leave the device

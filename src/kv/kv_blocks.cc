@@ -217,6 +217,7 @@ void KvManager::DropStoreCopy(Block& block) {
     }
   }
   block.saved_from = kPlanes;
+  NotePlaces(block);
 }
 
 void KvManager::EvictIdle(Block& block) {

@@ -105,6 +105,7 @@ void KvManager::SaveEnded(CopyJob& job) {
   if (done) {
     block.saved_from = job.save_from;
     block.save_failures = 0;
+    NotePlaces(block);
     counters_.write_ahead_bytes += static_cast<std::int64_t>(job.items.size() * page_bytes_);
   } else {
     ++counters_.copies_failed;

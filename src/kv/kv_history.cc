@@ -43,6 +43,9 @@ class Originals final : public RowSource {
     for (int p = 0; p < 2 * kPlanes; ++p)
       places[p] = Originals::Place(index, p >= kPlanes, p % kPlanes);
   }
+  std::uint64_t PlaceChanges() const override {
+    return sequence_ == nullptr ? 0 : sequence_->place_changes;
+  }
 
  private:
   /// The plane's page; else `slot` is where it is in the store, if it is.
@@ -120,6 +123,7 @@ KvManager::DropState KvManager::DropOldest(Sequence& sequence, bool add_kept) {
     RemoveHolder(block, sequence);
     sequence.blocks[index] = nullptr;
     sequence.SetView(index, BlockView{});
+    ++sequence.place_changes;
   }
   return DropState::kDropped;
 }

@@ -230,6 +230,11 @@ class KvManager {
     Count(block, -1);
     change();
     Count(block, +1);
+    NotePlaces(block);
+  }
+  /// Pages, slots of the store or holders of the block changed.
+  static void NotePlaces(Block& block) {
+    for (Sequence* holder : block.holders) ++holder->place_changes;
   }
   void Count(const Block& block, int sign);
   void AddHolder(Block& block, Sequence& sequence);

@@ -238,8 +238,16 @@ void DeviceHistory::SetPlaces(std::int32_t block, const BlockPlaces& places) {
 
 void DeviceHistory::UpdatePlaces(RowSource& source, std::int32_t blocks,
                                  const std::uint8_t* pages) {
-  for (std::int32_t block = 0; block < blocks; ++block)
-    SetPlaces(block, Find(source, block, pages));
+  const std::uint64_t changes = source.PlaceChanges();
+  const bool same = changes != 0 && changes == place_changes_;
+  place_changes_ = changes;
+  if (same && !kChecked) return;
+  for (std::int32_t block = 0; block < blocks; ++block) {
+    const BlockPlaces places = Find(source, block, pages);
+    PLIANT_CHECK(!same || known_[static_cast<std::size_t>(block)] == places,
+                 "a block's place changed and was not counted");
+    SetPlaces(block, places);
+  }
 }
 
 RemoteTables::Unit DeviceHistory::Read(int unit, std::int32_t tokens) const {

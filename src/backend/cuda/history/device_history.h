@@ -81,6 +81,7 @@ class DeviceHistory final : public RemoteTables {
   HistoryTables tables_;
   std::int32_t frontier_ = 0, kept_blocks_ = 0;
   bool queries_seen_ = false;
+  std::uint64_t place_changes_ = 0;  // of the source, when places were asked for
   std::vector<BlockPlaces> known_;  // by block: what the device knows
 };
 

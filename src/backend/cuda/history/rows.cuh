@@ -146,43 +146,52 @@ __device__ __forceinline__ int PlanesOf(const std::uint32_t* ids) {
   return planes;
 }
 
+/// No second copy of a kept block's units.
+struct NoCopy {
+  __device__ std::uint8_t* operator()(int /*block*/, int /*plane*/) const { return nullptr; }
+};
+
 /// All threads of a block move rows of one unit: of the planes that the kept blocks have, [slots /
-/// 32][8] page ids. `unit_offset`: where the unit lies in a page.
-template <int D>
+/// 32][8] page ids. `unit_offset`: where the unit lies in a page. `also`(kept block, plane):
+/// another copy of that unit, or null.
+template <int D, typename Also = NoCopy>
 __device__ void CopyRows(const Move* moves, int count, const HistoryTables& tables,
                          const std::uint32_t* kept, std::uint8_t* pages, std::size_t page_bytes,
-                         std::size_t unit_offset) {
+                         std::size_t unit_offset, Also also = {}) {
   const int k = PlanesOf(kept), v = PlanesOf(kept + kPlanes);
   const auto from = [&](const Move& move, int plane) {
     return reinterpret_cast<const std::uint8_t*>(
                tables.places[tables.At(move.token) / kBlockTokens].plane[plane]) +
            unit_offset;
   };
-  const auto to = [&](const Move& move, int plane) {
+  const auto put = [&](const Move& move, int plane, int byte, auto value) {
     const std::uint32_t page = kept[move.slot / kBlockTokens * 2 * kPlanes + plane];
-    return pages + page * page_bytes + unit_offset;
+    using T = decltype(value);
+    *reinterpret_cast<T*>(pages + page * page_bytes + unit_offset + byte) = value;
+    if (std::uint8_t* const copy = also(move.slot / kBlockTokens, plane); copy != nullptr)
+      *reinterpret_cast<T*>(copy + byte) = value;
   };
   constexpr int kWords = D / 8;  // of a row of K
   for (int i = threadIdx.x; i < count * k * kWords; i += blockDim.x) {
     const Move move = moves[i / (k * kWords)];
     const int plane = i / kWords % k, dim = i % kWords * 8;
-    *reinterpret_cast<std::uint32_t*>(to(move, plane) + KByte(D, move.slot % kBlockTokens, dim)) =
+    put(move, plane, KByte(D, move.slot % kBlockTokens, dim),
         *reinterpret_cast<const std::uint32_t*>(from(move, plane) +
-                                                KByte(D, move.token % kBlockTokens, dim));
+                                                KByte(D, move.token % kBlockTokens, dim)));
   }
   constexpr int kPairs = D / 2;
   for (int i = threadIdx.x; i < count * v * kPairs; i += blockDim.x) {
     const Move move = moves[i / (v * kPairs)];
     const int plane = kPlanes + i / kPairs % v, dim = i % kPairs * 2;
-    to(move, plane)[VByte(D, move.slot % kBlockTokens, dim)] =
-        from(move, plane)[VByte(D, move.token % kBlockTokens, dim)];
+    put(move, plane, VByte(D, move.slot % kBlockTokens, dim),
+        from(move, plane)[VByte(D, move.token % kBlockTokens, dim)]);
   }
   for (int i = threadIdx.x; i < count * 2; i += blockDim.x) {
     const Move move = moves[i / 2];
     const int plane = i % 2 * kPlanes;
-    *reinterpret_cast<std::uint16_t*>(to(move, plane) + ScaleByte(D, move.slot % kBlockTokens)) =
+    put(move, plane, ScaleByte(D, move.slot % kBlockTokens),
         *reinterpret_cast<const std::uint16_t*>(from(move, plane) +
-                                                ScaleByte(D, move.token % kBlockTokens));
+                                                ScaleByte(D, move.token % kBlockTokens)));
   }
 }
 

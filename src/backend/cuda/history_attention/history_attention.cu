@@ -68,8 +68,9 @@ __global__ void __launch_bounds__(kHistoryThreads, 1)
   w.outputs = reinterpret_cast<float*>(memory + sizeof(shared));
   const std::size_t first_head =
       static_cast<std::size_t>(blockIdx.y) * a.heads + w.kv_head * w.group;
+  w.staged = reinterpret_cast<std::uint8_t*>(w.outputs + kSumFloats);
   if (LogitBytes(a) <= kMostLogitBytes) {
-    w.logits = w.outputs + kSumFloats;
+    w.logits = reinterpret_cast<float*>(w.staged + a.staged_units * UnitStride(D));
     w.masses = w.logits + w.group * a.most_tokens;
   } else {
     w.logits = a.logits + first_head * a.most_tokens;
@@ -77,27 +78,36 @@ __global__ void __launch_bounds__(kHistoryThreads, 1)
   }
   w.pages = {a.pages + w.UnitAt(), a.page_bytes};
   LoadInputs(w);
+  AskForUnits(w);
   CodeQueries(w);
+  w.Await(kStageK);
   for (int i = w.warp; i < w.part_blocks; i += kHistoryWarps) BlockLogits(w, i);
   Softmax(w);
   BringBack(w);
+  w.Await(kStageV);
   Store(w, SumValues(w));
 }
 
 template <int D>
-void Launch(const HistoryAttentionArgs& args, cudaStream_t stream) {
+void Launch(HistoryAttentionArgs args, cudaStream_t stream) {
   constexpr int kFixedBytes = static_cast<int>(sizeof(HistoryShared<D>)) + kSumFloats * 4;
-  static_assert(sizeof(HistoryShared<D>) % 16 == 0);
-  static const bool ready = [] {
+  static_assert(sizeof(HistoryShared<D>) % 16 == 0 && UnitStride(D) % 16 == 0);
+  static const int most = [] {
+    int device = 0, bytes = 0;
+    PLIANT_CUDA_CHECK(cudaGetDevice(&device));
+    PLIANT_CUDA_CHECK(
+        cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
     PLIANT_CUDA_CHECK(cudaFuncSetAttribute(HistoryAttentionKernel<D>,
-                                           cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                           kFixedBytes + kMostLogitBytes));
-    return true;
+                                           cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    return bytes;
   }();
-  PLIANT_CHECK(ready, "shared memory of history attention");
-  const std::int64_t logits = LogitBytes(args);
-  const std::size_t bytes =
-      kFixedBytes + (logits <= kMostLogitBytes ? static_cast<std::size_t>(logits) : std::size_t{0});
+  const std::int64_t logits = LogitBytes(args) <= kMostLogitBytes ? LogitBytes(args) : 0;
+  const std::int64_t wanted = std::int64_t{args.most_tokens} / kBlockTokens * 2 * kPlanes +
+                              args.most_dropped / kBlockTokens;
+  args.staged_units = static_cast<int>(
+      std::clamp<std::int64_t>((most - kFixedBytes - logits) / UnitStride(D), 0, wanted));
+  const auto bytes = static_cast<std::size_t>(kFixedBytes + logits +
+                                              std::int64_t{args.staged_units} * UnitStride(D));
   LaunchOverlapped(true, HistoryAttentionKernel<D>, dim3(args.kv_heads, args.count),
                    dim3(kHistoryThreads), bytes, stream, args);
 }

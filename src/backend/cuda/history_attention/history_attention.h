@@ -37,6 +37,7 @@ struct HistoryAttentionArgs {
   float* logits = nullptr;
   float* masses = nullptr;
   int most_tokens = 0, most_dropped = 0;  // multiples of 32
+  int staged_units = 0;                   // set by the launch: that shared memory has room for
 };
 
 /// Groups of up to kMostGroup (rows.cuh) query heads a KV head.

@@ -10,16 +10,78 @@ namespace pliant::cuda {
 /// What does not depend on anything else, all on its way at once.
 template <int D>
 __device__ void LoadInputs(HistoryWork<D>& w) {
-  const float* const q =
-      w.a.q + w.r.row * w.a.q_stride + static_cast<std::int64_t>(w.kv_head) * w.group * D;
-  for (int i = threadIdx.x; i < w.group * D; i += kHistoryThreads) w.s.queries[i] = q[i];
-  for (int i = threadIdx.x; i < min(w.part_blocks, kSharedIds) * 2 * kPlanes; i += kHistoryThreads)
-    w.s.ids[i / (2 * kPlanes)][i % (2 * kPlanes)] = w.IdsAt(i / (2 * kPlanes))[i % (2 * kPlanes)];
-  if (w.Watches()) {
-    for (int b = threadIdx.x; b < min(w.r.frontier, kSharedBlocks); b += kHistoryThreads)
+  constexpr int kThird = kHistoryThreads / 4;
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread < kStages) {
+    BarrierInit(SharedAddress(&w.s.arrived[thread]), 32);
+#if __CUDA_ARCH__ >= 900
+    BarrierInitFence();
+#endif
+  }
+  if (thread < 2 * kThird) {
+    const float4* const q = reinterpret_cast<const float4*>(
+        w.a.q + w.r.row * w.a.q_stride + static_cast<std::int64_t>(w.kv_head) * w.group * D);
+    for (int i = thread; i < w.group * D / 4; i += 2 * kThird)
+      reinterpret_cast<float4*>(w.s.queries)[i] = q[i];
+  } else if (thread < 3 * kThird) {
+    for (int i = thread - 2 * kThird; i < min(w.part_blocks, kSharedIds) * 2; i += kThird)
+      reinterpret_cast<uint4*>(w.s.ids)[i] = reinterpret_cast<const uint4*>(w.IdsAt(i / 2))[i % 2];
+  } else if (w.Watches()) {
+    for (int b = thread - 3 * kThird; b < min(w.r.frontier, kSharedBlocks); b += kThird)
       w.s.kept[b] = *w.KeptAt(b);
   }
   __syncthreads();
+  w.kept_k = w.kept_v = 0;
+  if (w.r.kept_blocks > 0) w.kept_k = PlanesOf(w.Ids(0)), w.kept_v = PlanesOf(w.Ids(0) + kPlanes);
+}
+
+/// One warp asks for units: Page(i) is the page of the i-th one, At(i) its place in the order.
+template <int D, typename Page, typename At>
+__device__ void AskFor(HistoryWork<D>& w, Stage stage, int count, Page&& page, At&& at) {
+  constexpr int kBytes = UnitStride(D);
+  const std::uint32_t barrier = SharedAddress(&w.s.arrived[stage]);
+#if __CUDA_ARCH__ >= 900
+  int own = 0;
+  for (int i = w.lane; i < count; i += 32)
+    own += at(i) < w.a.staged_units && page(i) != kAbsentPage ? 1 : 0;
+  BarrierExpect(barrier, own * kBytes);
+  for (int i = w.lane; i < count; i += 32) {
+    const std::uint32_t id = page(i);
+    if (at(i) < w.a.staged_units && id != kAbsentPage)
+      BulkCopy(SharedAddress(w.Staged(at(i))), w.pages.At(id), kBytes, barrier);
+  }
+#else
+  for (int i = 0; i < count; ++i) {
+    const std::uint32_t id = page(i);
+    if (at(i) >= w.a.staged_units || id == kAbsentPage) continue;
+    for (int byte = w.lane * 16; byte < kBytes; byte += 512)
+      AsyncCopy16(SharedAddress(w.Staged(at(i))) + byte, w.pages.At(id) + byte);
+  }
+  AsyncArrive(barrier);
+#endif
+}
+
+/// Units into shared memory as far as there is room, by the last warps.
+template <int D>
+__device__ void AskForUnits(HistoryWork<D>& w) {
+  const int stage = w.warp - (kHistoryWarps - kStages);
+  if (stage < 0) return;
+  if (stage == kStageDropped) {
+    const int first = w.StagedAt(w.part_blocks);
+    AskFor(
+        w, kStageDropped, w.Watches() ? w.r.frontier : 0,
+        [&w](int i) { return w.a.blocks[static_cast<std::size_t>(w.r.first_block + i) * 8]; },
+        [first](int i) { return first + i; });
+    return;
+  }
+  const bool is_v = stage == kStageV;
+  AskFor(
+      w, static_cast<Stage>(stage), w.part_blocks * kPlanes,
+      [&w, is_v](int i) { return w.Ids(i / kPlanes)[(is_v ? kPlanes : 0) + i % kPlanes]; },
+      [&w, is_v](int i) {
+        const int block = i / kPlanes;
+        return w.StagedAt(block) + (is_v ? w.StagedV(block) : 0) + i % kPlanes;
+      });
 }
 
 /// One warp makes the digits of a chunk of heads. A lane holds column g of the operand: digit 2 or
@@ -132,7 +194,7 @@ __device__ void BlockLogits(HistoryWork<D>& w, int i) {
     return;
   }
   const int planes = PlanesOf(ids);
-  const UnitPlanes k(w.pages, ids);
+  const UnitPlanes k = w.Planes(i, false);
   const uint2 scales = *reinterpret_cast<const uint2*>(k.plane[0] + ScaleByte(D, w.g));
   float scores[kMostChunks][4];
 #pragma unroll
@@ -211,16 +273,18 @@ __device__ void Softmax(HistoryWork<D>& w) {
     if (w.lane == 0) w.s.part_top[w.warp] = top, w.s.part_sum[w.warp] = sum;
   }
   __syncthreads();
-  if (threadIdx.x < w.group) {
-    const int first = static_cast<int>(threadIdx.x) * parts;
-    float top = -INFINITY, sum = 0;
-    for (int i = 0; i < parts; ++i) top = fmaxf(top, w.s.part_top[first + i]);
-    for (int i = 0; i < parts; ++i) {
-      const float own = w.s.part_top[first + i], least = own == -INFINITY ? 0.f : own;
-      // Of a part of absent tokens only the sum counts: 0, or no number.
-      sum += w.s.part_sum[first + i] * (own == -INFINITY ? 1.f : exp2f(least - top));
-    }
-    w.s.top[threadIdx.x] = top, w.s.inverse[threadIdx.x] = 1 / sum;
+  if (w.warp < w.group) {
+    const bool own = w.lane < parts;
+    const float part_top = own ? w.s.part_top[w.warp * parts + w.lane] : -INFINITY;
+    float top = part_top;
+#pragma unroll
+    for (int m = 8; m > 0; m >>= 1) top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, m));
+    // Of a part of absent tokens only the sum counts: 0, or no number.
+    float sum = own ? w.s.part_sum[w.warp * parts + w.lane] : 0.f;
+    if (part_top != -INFINITY) sum *= exp2f(part_top - top);
+#pragma unroll
+    for (int m = 8; m > 0; m >>= 1) sum += __shfl_xor_sync(kAllLanes, sum, m);
+    if (w.lane == 0) w.s.top[w.warp] = top, w.s.inverse[w.warp] = 1 / sum;
   }
   __syncthreads();
 }

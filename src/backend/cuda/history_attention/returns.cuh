@@ -11,24 +11,28 @@ namespace pliant::cuda {
 /// Plane 0 of the keys of a dropped page of 16 tokens: rows g and g + 8 are the lane's.
 template <int D>
 struct WatchedPage {
-  std::uint32_t first[D / 32], second[D / 32];
+  std::uint32_t upper[D / 32], lower[D / 32];
   std::uint32_t scales;
   bool there;
 
-  /// `id`: the page id of plane 0 of the block.
-  __device__ __forceinline__ void Load(const HistoryWork<D>& w, int page, std::uint32_t id) {
+  /// `first`: where dropped blocks begin in the order of units.
+  __device__ __forceinline__ void Load(const HistoryWork<D>& w, int page, int first) {
+    const std::uint32_t id =
+        w.a.blocks[static_cast<std::size_t>(w.r.first_block + page / 2) * 2 * kPlanes];
     there = id != kAbsentPage;
     if (!there) return;
-    const std::uint8_t* const plane = w.pages.At(id);
+    const std::uint8_t* const copy = w.Staged(first + page / 2);
+    const std::uint8_t* const plane = copy != nullptr ? copy : w.pages.At(id);
     const int row = page % 2 * kReturnTokens + w.g;
     scales = *reinterpret_cast<const std::uint32_t*>(plane + ScaleByte(D, row));
-    ReadKRow<D>(plane, row, w.t, first);
-    ReadKRow<D>(plane, row + 8, w.t, second);
+    ReadKRow<D>(plane, row, w.t, upper);
+    ReadKRow<D>(plane, row + 8, w.t, lower);
   }
 
   /// What its dropped tokens weigh for each head, relative to s.reference: exact integers times
-  /// scales (WatchProduct).
-  __device__ __forceinline__ void Weigh(const HistoryWork<D>& w, int page) const {
+  /// scales (WatchProduct). Returns the largest of the masses as shares: times s.inverse; a NaN is
+  /// left out.
+  __device__ __forceinline__ float Weigh(const HistoryWork<D>& w, int page) const {
     static_assert(kReturnTokens == 16);
     constexpr std::uint32_t kLow = 0x0f0f0f0fu;
     int sums[4] = {};
@@ -36,12 +40,13 @@ struct WatchedPage {
 #pragma unroll
       for (int step = 0; step < D / 32; ++step) {
         const uint2 q = w.s.watching[step][w.lane];
-        MmaU8S8(sums, first[step] & kLow, second[step] & kLow, first[step] >> 4 & kLow,
-                second[step] >> 4 & kLow, q.x, q.y);
+        MmaU8S8(sums, upper[step] & kLow, lower[step] & kLow, upper[step] >> 4 & kLow,
+                lower[step] >> 4 & kLow, q.x, q.y);
       }
     }
     const std::uint32_t gone = there ? ~(w.Kept(page / 2) >> (page % 2 * kReturnTokens)) : 0u;
     const float scale[2] = {Bf16Low(scales), Bf16High(scales)};
+    float most = 0;
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       const int h = 2 * w.t + c;
@@ -57,61 +62,68 @@ struct WatchedPage {
       }
 #pragma unroll
       for (int m = 4; m < 32; m *= 2) mass += __shfl_xor_sync(kAllLanes, mass, m);
-      if (w.g == 0 && h < w.group) w.masses[static_cast<std::size_t>(page) * w.group + h] = mass;
+      if (h >= w.group) continue;
+      if (w.g == 0) w.masses[static_cast<std::size_t>(page) * w.group + h] = mass;
+      most = fmaxf(most, mass * w.s.inverse[h]);
     }
+    most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 1));
+    return fmaxf(most, __shfl_xor_sync(kAllLanes, most, 2));
   }
 };
 
-/// Masses of all dropped pages; a warp asks for several at once.
+/// What a page is wanted for, as one number: (share, ~page); 0: it stays. `most`: the largest part
+/// of what a head gives to the others that it would give to the page.
 template <int D>
-__device__ void Watch(HistoryWork<D>& w) {
-  constexpr int kAhead = D <= 64 ? 6 : D <= 128 ? 4 : 2;
-  const int pages = 2 * w.r.frontier;
-  for (int start = w.warp; start < pages; start += kAhead * kHistoryWarps) {
-    std::uint32_t ids[kAhead];
-    WatchedPage<D> watched[kAhead];
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const int page = start + i * kHistoryWarps;
-      ids[i] = page < pages
-                   ? w.a.blocks[static_cast<std::size_t>(w.r.first_block + page / 2) * 2 * kPlanes]
-                   : kAbsentPage;
-    }
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) watched[i].Load(w, start + i * kHistoryWarps, ids[i]);
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      if (start + i * kHistoryWarps < pages) watched[i].Weigh(w, start + i * kHistoryWarps);
-    }
-  }
+__device__ __forceinline__ unsigned long long Want(const HistoryWork<D>& w, int page, float most) {
+  const HistoryTables& t = w.r.tables;
+  if (!(most > t.return_weight)) return 0;  // shares are smaller still
+  // What is past all numbers is all there is.
+  const float share = most < INFINITY ? most / (1 + most) : 1.f;
+  if (!(share > t.return_weight) ||
+      t.lost[static_cast<std::size_t>(w.unit) * (t.token_room / kReturnTokens) + page] != 0)
+    return 0;
+  return static_cast<unsigned long long>(__float_as_uint(share)) << 32 |
+         (static_cast<std::uint32_t>(page) ^ kAllLanes);
 }
 
-/// The page that a head would give most to, if that is above the threshold: (share, ~page), or 0.
+/// Masses of all dropped pages; what is wanted most.
 template <int D>
-__device__ unsigned long long Wanted(HistoryWork<D>& w) {
-  const HistoryTables& t = w.r.tables;
+__device__ unsigned long long Watch(HistoryWork<D>& w) {
+  if (threadIdx.x < w.group) w.s.reference[threadIdx.x] = w.s.top[threadIdx.x];
+  if (threadIdx.x == 0) w.s.wanted = 0;
+  __syncthreads();
+  const int pages = 2 * w.r.frontier, first = w.StagedAt(w.part_blocks);
+#pragma unroll 2
+  for (int page = w.warp; page < pages; page += kHistoryWarps) {
+    WatchedPage<D> watched;
+    watched.Load(w, page, first);
+    const float most = watched.Weigh(w, page);
+    if (w.lane == 0 && most > w.r.tables.return_weight) {
+      if (const unsigned long long want = Want(w, page, most); want != 0)
+        atomicMax(&w.s.wanted, want);
+    }
+  }
+  __syncthreads();
+  return w.s.wanted;
+}
+
+/// The same from the masses, after a return.
+template <int D>
+__device__ unsigned long long WantedStill(HistoryWork<D>& w) {
+  __syncthreads();  // all have seen what was wanted
   if (threadIdx.x == 0) w.s.wanted = 0;
   if (threadIdx.x < w.group) {
     w.s.factor[threadIdx.x] =
         exp2f(w.s.reference[threadIdx.x] - w.s.top[threadIdx.x]) * w.s.inverse[threadIdx.x];
   }
   __syncthreads();
-  const std::uint8_t* const lost =
-      t.lost + static_cast<std::size_t>(w.unit) * (t.token_room / kReturnTokens);
-  unsigned long long own = 0;
   for (int page = threadIdx.x; page < 2 * w.r.frontier; page += kHistoryThreads) {
     float most = 0;
-    for (int h = 0; h < w.group; ++h) {  // a NaN is left out
+    for (int h = 0; h < w.group; ++h)
       most = fmaxf(most, w.masses[static_cast<std::size_t>(page) * w.group + h] * w.s.factor[h]);
-    }
-    // What is past all numbers is all there is.
-    const float share = most < INFINITY ? most / (1 + most) : 1.f;
-    if (share > t.return_weight && lost[page] == 0) {
-      own = max(own, static_cast<unsigned long long>(__float_as_uint(share)) << 32 |
-                         (static_cast<std::uint32_t>(page) ^ kAllLanes));
-    }
+    if (const unsigned long long want = Want(w, page, most); want != 0)
+      atomicMax(&w.s.wanted, want);
   }
-  if (own != 0) atomicMax(&w.s.wanted, own);  // few are above
   __syncthreads();
   return w.s.wanted;
 }
@@ -144,9 +156,10 @@ __device__ __forceinline__ void LeastOfWarp(const HistoryWork<D>& w, int page, U
   }
 }
 
-/// A kept token leaves, one that was dropped takes its slot.
+/// A kept token leaves, the `nth` that returns takes its slot.
 template <int D>
-__device__ __forceinline__ void Exchange(HistoryWork<D>& w, int token, int in_slot, int leaves) {
+__device__ __forceinline__ void Exchange(HistoryWork<D>& w, int nth, int in_slot, int leaves) {
+  const int token = w.s.back[nth];
   const HistoryTables& t = w.r.tables;
   const std::size_t tokens = static_cast<std::size_t>(w.unit) * t.token_room;
   const std::size_t slot = static_cast<std::size_t>(w.unit) * t.slot_room + in_slot;
@@ -154,8 +167,8 @@ __device__ __forceinline__ void Exchange(HistoryWork<D>& w, int token, int in_sl
   t.token_weight[tokens + leaves] = t.slot_weight[slot];
   w.SetKept(leaves, false);
   t.slot_token[slot] = token;
-  t.slot_score[slot] = t.token_score[tokens + token];
-  t.slot_weight[slot] = t.token_weight[tokens + token];
+  t.slot_score[slot] = w.s.back_score[nth];
+  t.slot_weight[slot] = w.s.back_weight[nth];
   w.SetKept(token, true);
 }
 
@@ -164,29 +177,36 @@ __device__ __forceinline__ void Exchange(HistoryWork<D>& w, int token, int in_sl
 template <int D>
 __device__ int ExchangeTokens(HistoryWork<D>& w, int page) {
   static_assert(kReturnTokens <= 32);
-  UseKey best;
-  int slot;
-  LeastOfWarp(w, page, best, slot);
-  if (w.lane < kReturnTokens) w.s.keys[w.warp][w.lane] = best;
-  if (w.warp == 0) {
+  const HistoryTables& t = w.r.tables;
+  if (w.warp == kHistoryWarps - 1) {  // the last warp has the fewest slots
     const std::uint32_t kept =
         w.Kept(page * kReturnTokens / kBlockTokens) >> (page * kReturnTokens % kBlockTokens);
     const bool gone = w.lane < kReturnTokens && (kept >> w.lane & 1) == 0;
     const std::uint32_t all = __ballot_sync(kAllLanes, gone);
-    if (gone) w.s.back[__popc(all & ((1u << w.lane) - 1))] = page * kReturnTokens + w.lane;
+    if (gone) {
+      const int nth = __popc(all & ((1u << w.lane) - 1)), token = page * kReturnTokens + w.lane;
+      const std::size_t at = static_cast<std::size_t>(w.unit) * t.token_room + token;
+      w.s.back[nth] = token;
+      w.s.back_score[nth] = t.token_score[at];
+      w.s.back_weight[nth] = t.token_weight[at];
+    }
     if (w.lane == 0) w.s.back_count = __popc(all), w.s.slots_found = 0;
   }
+  UseKey best;
+  int slot;
+  LeastOfWarp(w, page, best, slot);
+  if (w.lane < kReturnTokens) w.s.keys[w.warp][w.lane] = best;
   __syncthreads();
   int rank = w.lane;
 #pragma unroll 4
   for (int other = 0; other < kHistoryWarps; ++other)
     rank += other == w.warp ? 0 : CountLess(w.s.keys[other], best);
   if (w.lane < kReturnTokens && rank < w.s.back_count && best != kNoKey) {
-    const int token = w.s.back[rank], leaves = TokenOf(best);
-    w.s.moves[rank] = {token, slot};
+    const int leaves = TokenOf(best);
+    w.s.moves[rank] = {w.s.back[rank], slot};
     w.s.leaves[rank] = leaves;
     atomicAdd(&w.s.slots_found, 1);
-    Exchange(w, token, slot, leaves);
+    Exchange(w, rank, slot, leaves);
   }
   __syncthreads();
   return w.s.slots_found;
@@ -202,8 +222,7 @@ __device__ void WatchAgain(HistoryWork<D>& w, int page, int count) {
       first = first && (i == count || w.s.leaves[before] / kReturnTokens != changed);
     if (!first) continue;  // the same for all lanes
     WatchedPage<D> watched;
-    watched.Load(w, changed,
-                 w.a.blocks[static_cast<std::size_t>(w.r.first_block + changed / 2) * 2 * kPlanes]);
+    watched.Load(w, changed, w.StagedAt(w.part_blocks));
     watched.Weigh(w, changed);
   }
 }
@@ -213,7 +232,12 @@ template <int D>
 __device__ void Return(HistoryWork<D>& w, int page) {
   const HistoryTables& t = w.r.tables;
   const int count = ExchangeTokens(w, page);
-  CopyRows<D>(w.s.moves, count, t, w.Ids(0), w.a.pages, w.a.page_bytes, w.UnitAt());
+  w.Await(kStageV);
+  CopyRows<D>(
+      w.s.moves, count, t, w.Ids(0), w.a.pages, w.a.page_bytes, w.UnitAt(),
+      [&w](int block, int plane) {
+        return w.Staged(w.StagedAt(block) + (plane < kPlanes ? plane : w.kept_k + plane - kPlanes));
+      });
   if (threadIdx.x == 0) {
     atomicAdd(&w.a.counts[w.r.index].returned_pages, 1u);
     atomicAdd(&w.a.counts[w.r.index].returned_tokens, static_cast<std::uint32_t>(count));
@@ -223,8 +247,8 @@ __device__ void Return(HistoryWork<D>& w, int page) {
   for (int i = w.warp; i < count; i += kHistoryWarps) {
     const int slot = w.s.moves[i].slot;
     float logits[kMostGroup];
-    KeyLogitsOfWarp<D>(UnitPlanes(w.pages, w.Ids(slot / kBlockTokens)), slot % kBlockTokens,
-                       w.s.queries, w.group, w.a.softmax_scale * kLog2e, logits);
+    KeyLogitsOfWarp<D>(w.Planes(slot / kBlockTokens, false), slot % kBlockTokens, w.s.queries,
+                       w.group, w.a.softmax_scale * kLog2e, logits);
 #pragma unroll
     for (int h = 0; h < kMostGroup; ++h) {
       if (h < w.group && w.lane == 0)
@@ -238,25 +262,19 @@ template <int D>
 __device__ void BringBack(HistoryWork<D>& w) {
   const HistoryTables& t = w.r.tables;
   if (!w.Watches()) return;
-  if (threadIdx.x < w.group) w.s.reference[threadIdx.x] = w.s.top[threadIdx.x];
-  __syncthreads();
-  Watch(w);
-  const int k = PlanesOf(w.Ids(0)), v = PlanesOf(w.Ids(0) + kPlanes);
-  for (int returned = 0; returned < t.most_returns;) {
-    const unsigned long long wanted = Wanted(w);
-    if (wanted == 0) return;
+  w.Await(kStageDropped);
+  unsigned long long wanted = Watch(w);
+  for (int returned = 0; wanted != 0;) {
     const int page = static_cast<int>(static_cast<std::uint32_t>(wanted) ^ kAllLanes);
-    if (!Readable(t.places[page * kReturnTokens / kBlockTokens], k, v)) {
-      __syncthreads();  // all have seen what is wanted
-      if (threadIdx.x == 0) {
-        t.lost[static_cast<std::size_t>(w.unit) * (t.token_room / kReturnTokens) + page] = 1;
-        atomicAdd(&w.a.counts[w.r.index].lost_pages, 1u);
-      }
-      continue;
+    if (Readable(t.places[page * kReturnTokens / kBlockTokens], w.kept_k, w.kept_v)) {
+      Return(w, page);
+      Softmax(w);
+      if (++returned == t.most_returns) return;
+    } else if (threadIdx.x == 0) {
+      t.lost[static_cast<std::size_t>(w.unit) * (t.token_room / kReturnTokens) + page] = 1;
+      atomicAdd(&w.a.counts[w.r.index].lost_pages, 1u);
     }
-    Return(w, page);
-    ++returned;
-    Softmax(w);
+    wanted = WantedStill(w);
   }
 }
 

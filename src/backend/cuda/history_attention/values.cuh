@@ -181,7 +181,7 @@ __device__ int SumValues(HistoryWork<D>& w) {
     for (int i = w.warp; i < w.part_blocks; i += kHistoryWarps) {
       const std::uint32_t* const ids = w.Ids(i);
       if (ids[0] == kAbsentPage || ids[kPlanes] == kAbsentPage) continue;  // the same for all lanes
-      const UnitPlanes v(w.pages, ids + kPlanes);
+      const UnitPlanes v = w.Planes(i, true);
       const int planes = PlanesOf(ids + kPlanes);
       const bool scored =
           chunk == 0 && w.r.tables.token_score != nullptr && w.TakesPart(i, w.g + 8 * w.t);

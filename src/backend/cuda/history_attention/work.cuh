@@ -9,6 +9,7 @@
 
 #include "backend/cuda/history/rows.cuh"
 #include "backend/cuda/history_attention/history_attention.h"
+#include "backend/cuda/ptx.cuh"
 #include "backend/retained_history.h"
 
 namespace pliant::cuda {
@@ -20,6 +21,8 @@ inline constexpr int kSharedIds = 64;             // blocks of which the page id
 inline constexpr int kSharedBlocks = 512;         // dropped ones of which the kept bits are
 inline constexpr int kMostLogitBytes = 48 << 10;  // in shared memory; more lie in device memory
 inline constexpr int kSumFloats = 8192;           // of the outputs of warps side by side
+/// Units that are asked for together: of K, of V, of dropped blocks.
+enum Stage { kStageK, kStageV, kStageDropped, kStages };
 inline constexpr std::uint32_t kAllLanes = 0xffffffffu;
 inline constexpr float kLog2e = 1.44269504088896340736f;
 
@@ -33,7 +36,7 @@ struct HistoryShared {
   uint4 digits[kMostChunks][D / 32][32];  // queries as operands: digits 2 and 1, even and odd dims;
                                           // digit 0
   uint2 watching[D / 32][32];             // queries in 8 bits as operands, even and odd dims
-  float queries[kMostGroup * D];
+  alignas(16) float queries[kMostGroup * D];
   unsigned long long wanted;
   UseKey keys[kHistoryWarps][kReturnTokens];  // of each warp's slots those of least use, in order
   int query_sum[kMostGroup];                  // in units of query_unit
@@ -44,11 +47,13 @@ struct HistoryShared {
   float top[kMostGroup], inverse[kMostGroup];
   float reference[kMostGroup];  // what masses of pages are relative to
   float factor[kMostGroup];     // of a mass to a share
-  std::uint32_t ids[kSharedIds][2 * kPlanes];
+  alignas(16) std::uint32_t ids[kSharedIds][2 * kPlanes];
   std::uint32_t kept[kSharedBlocks];  // a copy of the tables' for dropped blocks, as far as it goes
   std::int32_t back[kReturnTokens], leaves[kReturnTokens];
+  float back_score[kReturnTokens], back_weight[kReturnTokens];
   Move moves[kReturnTokens];
   int back_count, slots_found;
+  unsigned long long arrived[kStages];  // barriers of units on their way to shared memory
   HistoryRow history;
 };
 
@@ -64,6 +69,8 @@ struct HistoryWork {
   float* masses;    // [most_dropped / 16][group]: sums of 2^(logit - reference) of dropped pages
   float* outputs;   // [OutputSlots()][group][D] of warps
   UnitPages pages;
+  std::uint8_t* staged;  // [staged_units][unit]: copies of the first units in an order of all
+  int kept_k, kept_v;    // planes of the kept blocks
 
   __device__ std::size_t UnitAt() const { return static_cast<std::size_t>(unit) * UnitStride(D); }
   /// Page ids of block i of what takes part.
@@ -73,6 +80,30 @@ struct HistoryWork {
         i < r.kept_blocks ? r.first_kept + i : r.first_block + r.frontier + (i - r.kept_blocks);
     return a.blocks + static_cast<std::size_t>(at) * 2 * kPlanes;
   }
+  /// Where in the order of units those of block i of what takes part begin: K's planes, then V's;
+  /// and V's among them.
+  __device__ int StagedAt(int i) const {
+    return i < r.kept_blocks
+               ? i * (kept_k + kept_v)
+               : r.kept_blocks * (kept_k + kept_v) + (i - r.kept_blocks) * 2 * kPlanes;
+  }
+  __device__ int StagedV(int i) const { return i < r.kept_blocks ? kept_k : kPlanes; }
+  /// A unit of that order in shared memory, if it is there.
+  __device__ std::uint8_t* Staged(int at) const {
+    return at < a.staged_units ? staged + at * UnitStride(D) : nullptr;
+  }
+  /// K's planes of block i of what takes part (V's with `is_v`), once they have arrived.
+  __device__ UnitPlanes Planes(int i, bool is_v) const {
+    UnitPlanes planes(pages, Ids(i) + (is_v ? kPlanes : 0));
+    const int at = StagedAt(i) + (is_v ? StagedV(i) : 0);
+#pragma unroll
+    for (int p = 0; p < kPlanes; ++p) {
+      if (planes.plane[p] != nullptr && at + p < a.staged_units) planes.plane[p] = Staged(at + p);
+    }
+    return planes;
+  }
+  /// All that was asked for together is there.
+  __device__ void Await(Stage stage) const { BarrierWait(SharedAddress(&s.arrived[stage]), 0); }
   /// The token that row `token` of block i holds, if it is a whole block.
   __device__ int WholeToken(int i, int token) const {
     return (r.frontier + i - r.kept_blocks) * kBlockTokens + token;
