@@ -172,6 +172,7 @@ __device__ void CopyRows(const Move* moves, int count, const HistoryTables& tabl
       *reinterpret_cast<T*>(copy + byte) = value;
   };
   constexpr int kWords = D / 8;  // of a row of K
+#pragma unroll 1
   for (int i = threadIdx.x; i < count * k * kWords; i += blockDim.x) {
     const Move move = moves[i / (k * kWords)];
     const int plane = i / kWords % k, dim = i % kWords * 8;
@@ -186,6 +187,7 @@ __device__ void CopyRows(const Move* moves, int count, const HistoryTables& tabl
     put(move, plane, VByte(D, move.slot % kBlockTokens, dim),
         from(move, plane)[VByte(D, move.token % kBlockTokens, dim)]);
   }
+#pragma unroll 1
   for (int i = threadIdx.x; i < count * 2; i += blockDim.x) {
     const Move move = moves[i / 2];
     const int plane = i % 2 * kPlanes;

@@ -24,8 +24,10 @@ __device__ void Store(const HistoryWork<D>& w, int slots) {
   const HistoryAttentionArgs& a = w.a;
   const std::int64_t first =
       w.r.row * a.out_stride + static_cast<std::int64_t>(w.kv_head) * w.group * D;
+#pragma unroll 1
   for (int i = threadIdx.x; i < w.group * D / 2; i += kHistoryThreads) {
     float2 sum = make_float2(0, 0);
+#pragma unroll 2
     for (int slot = 0; slot < slots; ++slot) {
       const float2 one = reinterpret_cast<const float2*>(w.outputs + slot * w.group * D)[i];
       sum = make_float2(sum.x + one.x, sum.y + one.y);
@@ -50,6 +52,7 @@ __global__ void __launch_bounds__(kHistoryThreads, 1)
   LetNextStart();
   WaitForPrevious();
   static_assert(sizeof(HistoryRow) % 4 == 0);
+#pragma unroll 1
   for (int i = threadIdx.x; i < static_cast<int>(sizeof(HistoryRow) / 4); i += kHistoryThreads) {
     reinterpret_cast<std::uint32_t*>(&shared.history)[i] =
         reinterpret_cast<const std::uint32_t*>(a.histories + blockIdx.y)[i];
@@ -81,8 +84,8 @@ __global__ void __launch_bounds__(kHistoryThreads, 1)
   AskForUnits(w);
   CodeQueries(w);
   w.Await(kStageK);
+#pragma unroll 1
   for (int i = w.warp; i < w.part_blocks; i += kHistoryWarps) BlockLogits(w, i);
-  Softmax(w);
   BringBack(w);
   w.Await(kStageV);
   Store(w, SumValues(w));

@@ -21,12 +21,15 @@ __device__ void LoadInputs(HistoryWork<D>& w) {
   if (thread < 2 * kThird) {
     const float4* const q = reinterpret_cast<const float4*>(
         w.a.q + w.r.row * w.a.q_stride + static_cast<std::int64_t>(w.kv_head) * w.group * D);
+#pragma unroll 1
     for (int i = thread; i < w.group * D / 4; i += 2 * kThird)
       reinterpret_cast<float4*>(w.s.queries)[i] = q[i];
   } else if (thread < 3 * kThird) {
+#pragma unroll 1
     for (int i = thread - 2 * kThird; i < min(w.part_blocks, kSharedIds) * 2; i += kThird)
       reinterpret_cast<uint4*>(w.s.ids)[i] = reinterpret_cast<const uint4*>(w.IdsAt(i / 2))[i % 2];
   } else if (w.Watches()) {
+#pragma unroll 1
     for (int b = thread - 3 * kThird; b < min(w.r.frontier, kSharedBlocks); b += kThird)
       w.s.kept[b] = *w.KeptAt(b);
   }
@@ -42,9 +45,11 @@ __device__ void AskFor(HistoryWork<D>& w, Stage stage, int count, Page&& page, A
   const std::uint32_t barrier = SharedAddress(&w.s.arrived[stage]);
 #if __CUDA_ARCH__ >= 900
   int own = 0;
+#pragma unroll 1
   for (int i = w.lane; i < count; i += 32)
     own += at(i) < w.a.staged_units && page(i) != kAbsentPage ? 1 : 0;
   BarrierExpect(barrier, own * kBytes);
+#pragma unroll 1
   for (int i = w.lane; i < count; i += 32) {
     const std::uint32_t id = page(i);
     if (at(i) < w.a.staged_units && id != kAbsentPage)
@@ -186,6 +191,7 @@ __device__ void BlockLogits(HistoryWork<D>& w, int i) {
   const std::uint32_t* const ids = w.Ids(i);
   float* const to = w.logits + i * kBlockTokens + w.g;
   if (ids[0] == kAbsentPage || ids[kPlanes] == kAbsentPage) {
+#pragma unroll 1
     for (int h = w.t; h < w.group; h += kChunkHeads) {
 #pragma unroll
       for (int j = 0; j < 4; ++j)
@@ -262,12 +268,14 @@ __device__ void Softmax(HistoryWork<D>& w) {
   if (head < w.group) {
     const float* const logits = w.logits + static_cast<std::size_t>(head) * w.a.most_tokens;
     float top = -INFINITY;
+#pragma unroll 2
     for (int i = part * 32 + w.lane; i < tokens; i += parts * 32) top = fmaxf(top, logits[i]);
 #pragma unroll
     for (int m = 16; m > 0; m >>= 1) top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, m));
     const float base = top == -INFINITY ? 0.f : top;
     float sum = 0;
-    for (int i = part * 32 + w.lane; i < tokens; i += parts * 32) sum += exp2f(logits[i] - base);
+#pragma unroll 2
+    for (int i = part * 32 + w.lane; i < tokens; i += parts * 32) sum += Exp2(logits[i] - base);
 #pragma unroll
     for (int m = 16; m > 0; m >>= 1) sum += __shfl_xor_sync(kAllLanes, sum, m);
     if (w.lane == 0) w.s.part_top[w.warp] = top, w.s.part_sum[w.warp] = sum;
@@ -281,7 +289,7 @@ __device__ void Softmax(HistoryWork<D>& w) {
     for (int m = 8; m > 0; m >>= 1) top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, m));
     // Of a part of absent tokens only the sum counts: 0, or no number.
     float sum = own ? w.s.part_sum[w.warp * parts + w.lane] : 0.f;
-    if (part_top != -INFINITY) sum *= exp2f(part_top - top);
+    if (part_top != -INFINITY) sum *= Exp2(part_top - top);
 #pragma unroll
     for (int m = 8; m > 0; m >>= 1) sum += __shfl_xor_sync(kAllLanes, sum, m);
     if (w.lane == 0) w.s.top[w.warp] = top, w.s.inverse[w.warp] = 1 / sum;

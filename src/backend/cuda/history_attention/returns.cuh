@@ -57,7 +57,7 @@ struct WatchedPage {
           const float finite = scale[row] + (scale[row] - scale[row]);  // NaN for infinite ones
           const float product = static_cast<float>(2 * sums[2 * row + c] - w.s.watch_offset[h]);
           const float logit = product * (finite * w.s.watch_step[h]);
-          if (gone >> (w.g + 8 * row) & 1) mass += exp2f(logit - w.s.reference[h]);
+          if (gone >> (w.g + 8 * row) & 1) mass += Exp2(logit - w.s.reference[h]);
         }
       }
 #pragma unroll
@@ -86,14 +86,15 @@ __device__ __forceinline__ unsigned long long Want(const HistoryWork<D>& w, int 
          (static_cast<std::uint32_t>(page) ^ kAllLanes);
 }
 
-/// Masses of all dropped pages; what is wanted most.
+/// Masses of all dropped pages, and in s.wanted what is wanted most.
 template <int D>
-__device__ unsigned long long Watch(HistoryWork<D>& w) {
+__device__ void Watch(HistoryWork<D>& w) {
+  w.Await(kStageDropped);
   if (threadIdx.x < w.group) w.s.reference[threadIdx.x] = w.s.top[threadIdx.x];
   if (threadIdx.x == 0) w.s.wanted = 0;
   __syncthreads();
   const int pages = 2 * w.r.frontier, first = w.StagedAt(w.part_blocks);
-#pragma unroll 2
+#pragma unroll 1
   for (int page = w.warp; page < pages; page += kHistoryWarps) {
     WatchedPage<D> watched;
     watched.Load(w, page, first);
@@ -103,22 +104,23 @@ __device__ unsigned long long Watch(HistoryWork<D>& w) {
         atomicMax(&w.s.wanted, want);
     }
   }
-  __syncthreads();
-  return w.s.wanted;
 }
 
-/// The same from the masses, after a return.
+/// What is wanted most; `again`: told anew by the masses, after a return.
 template <int D>
-__device__ unsigned long long WantedStill(HistoryWork<D>& w) {
-  __syncthreads();  // all have seen what was wanted
+__device__ unsigned long long Wanted(HistoryWork<D>& w, bool again) {
+  __syncthreads();
+  if (!again) return w.s.wanted;
   if (threadIdx.x == 0) w.s.wanted = 0;
   if (threadIdx.x < w.group) {
     w.s.factor[threadIdx.x] =
-        exp2f(w.s.reference[threadIdx.x] - w.s.top[threadIdx.x]) * w.s.inverse[threadIdx.x];
+        Exp2(w.s.reference[threadIdx.x] - w.s.top[threadIdx.x]) * w.s.inverse[threadIdx.x];
   }
   __syncthreads();
+#pragma unroll 1
   for (int page = threadIdx.x; page < 2 * w.r.frontier; page += kHistoryThreads) {
     float most = 0;
+#pragma unroll 1
     for (int h = 0; h < w.group; ++h)
       most = fmaxf(most, w.masses[static_cast<std::size_t>(page) * w.group + h] * w.s.factor[h]);
     if (const unsigned long long want = Want(w, page, most); want != 0)
@@ -136,22 +138,19 @@ __device__ __forceinline__ void LeastOfWarp(const HistoryWork<D>& w, int page, U
   const std::size_t first_slot = static_cast<std::size_t>(w.unit) * t.slot_room;
   const int slots = w.r.kept_blocks * kBlockTokens;
   best = kNoKey, best_slot = -1;
-  for (int start = w.warp * 32; start < slots; start += kHistoryThreads) {
-    const int slot = start + w.lane;  // blocks are whole, so all lanes have one
-    const std::int32_t token = t.slot_token[first_slot + slot];
-    const float use = UseOf(t.slot_score[first_slot + slot], t.slot_weight[first_slot + slot]);
-    UseKey key =
-        token < t.sink_tokens || token / kReturnTokens == page ? kNoKey : KeyOf(use, token);
-    int key_slot = slot;
-    SortWarp(key, key_slot);
-    if (best_slot < 0) {
-      best = key, best_slot = key_slot;
-      continue;
+  // First 32, then 16 at a time beside the best so far.
+#pragma unroll 1
+  for (int start = 0; start < slots; start += start == 0 ? kHistoryThreads : kHistoryThreads / 2) {
+    const int slot =
+        start == 0 ? w.warp * 32 + w.lane : start + w.warp * kReturnTokens + w.lane - kReturnTokens;
+    if (start == 0 || w.lane >= kReturnTokens) {
+      best = kNoKey, best_slot = slot;
+      if (slot < slots) {
+        const std::int32_t token = t.slot_token[first_slot + slot];
+        const float use = UseOf(t.slot_score[first_slot + slot], t.slot_weight[first_slot + slot]);
+        if (token >= t.sink_tokens && token / kReturnTokens != page) best = KeyOf(use, token);
+      }
     }
-    // The best so far stay in the first half.
-    key = __shfl_sync(kAllLanes, key, w.lane % kReturnTokens);
-    key_slot = __shfl_sync(kAllLanes, key_slot, w.lane % kReturnTokens);
-    if (w.lane >= kReturnTokens) best = key, best_slot = key_slot;
     SortWarp(best, best_slot);
   }
 }
@@ -215,9 +214,11 @@ __device__ int ExchangeTokens(HistoryWork<D>& w, int page) {
 /// Masses of the pages that tokens left or came to.
 template <int D>
 __device__ void WatchAgain(HistoryWork<D>& w, int page, int count) {
+#pragma unroll 1
   for (int i = w.warp; i <= count; i += kHistoryWarps) {
     const int changed = i < count ? w.s.leaves[i] / kReturnTokens : page;
     bool first = true;
+#pragma unroll 1
     for (int before = 0; before < min(i, count - 1); ++before)
       first = first && (i == count || w.s.leaves[before] / kReturnTokens != changed);
     if (!first) continue;  // the same for all lanes
@@ -244,6 +245,7 @@ __device__ void Return(HistoryWork<D>& w, int page) {
   }
   WatchAgain(w, page, count);
   __syncthreads();
+#pragma unroll 1
   for (int i = w.warp; i < count; i += kHistoryWarps) {
     const int slot = w.s.moves[i].slot;
     float logits[kMostGroup];
@@ -257,24 +259,30 @@ __device__ void Return(HistoryWork<D>& w, int page) {
   }
 }
 
-/// Pages that a head would give much to return, one after the other.
+/// The softmax of what takes part, once pages that a head would give much to have returned, one
+/// after the other.
 template <int D>
 __device__ void BringBack(HistoryWork<D>& w) {
   const HistoryTables& t = w.r.tables;
-  if (!w.Watches()) return;
-  w.Await(kStageDropped);
-  unsigned long long wanted = Watch(w);
-  for (int returned = 0; wanted != 0;) {
-    const int page = static_cast<int>(static_cast<std::uint32_t>(wanted) ^ kAllLanes);
-    if (Readable(t.places[page * kReturnTokens / kBlockTokens], w.kept_k, w.kept_v)) {
-      Return(w, page);
-      Softmax(w);
-      if (++returned == t.most_returns) return;
-    } else if (threadIdx.x == 0) {
-      t.lost[static_cast<std::size_t>(w.unit) * (t.token_room / kReturnTokens) + page] = 1;
-      atomicAdd(&w.a.counts[w.r.index].lost_pages, 1u);
+#pragma unroll 1
+  for (int returned = 0;; ++returned) {
+    Softmax(w);
+    if (!w.Watches() || returned == t.most_returns) return;
+    if (returned == 0) Watch(w);
+    int page = 0;
+    bool found = false;
+#pragma unroll 1
+    for (bool again = returned > 0; !found; again = true) {
+      const unsigned long long wanted = Wanted(w, again);
+      if (wanted == 0) return;
+      page = static_cast<int>(static_cast<std::uint32_t>(wanted) ^ kAllLanes);
+      found = Readable(t.places[page * kReturnTokens / kBlockTokens], w.kept_k, w.kept_v);
+      if (!found && threadIdx.x == 0) {
+        t.lost[static_cast<std::size_t>(w.unit) * (t.token_room / kReturnTokens) + page] = 1;
+        atomicAdd(&w.a.counts[w.r.index].lost_pages, 1u);
+      }
     }
-    wanted = WantedStill(w);
+    Return(w, page);
   }
 }
 

@@ -133,7 +133,7 @@ __device__ __forceinline__ void Shares(const HistoryWork<D>& w, int i, int h, fl
   const float top = w.s.top[there ? h : 0], inverse = w.s.inverse[there ? h : 0];
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
-    shares[j] = there && w.TakesPart(i, w.g + 8 * j) ? exp2f(logits[8 * j] - top) * inverse : 0.f;
+    shares[j] = there && w.TakesPart(i, w.g + 8 * j) ? Exp2(logits[8 * j] - top) * inverse : 0.f;
   }
 }
 
@@ -175,9 +175,11 @@ __device__ int SumValues(HistoryWork<D>& w) {
   constexpr int kSplit = D == 256 ? 2 : 1;  // registers hold the sums of a part of the dims
   constexpr int kTiles = D / 16 / kSplit;
   const int warps = min(kHistoryWarps, w.part_blocks), slots = min(w.OutputSlots(), warps);
+#pragma unroll 1
   for (int chunk = 0; chunk < w.chunks; ++chunk) {
     float sums[kSplit][2 * kTiles] = {};
     const int h = chunk * kChunkHeads + w.t;
+#pragma unroll 1
     for (int i = w.warp; i < w.part_blocks; i += kHistoryWarps) {
       const std::uint32_t* const ids = w.Ids(i);
       if (ids[0] == kAbsentPage || ids[kPlanes] == kAbsentPage) continue;  // the same for all lanes
@@ -211,6 +213,7 @@ __device__ int SumValues(HistoryWork<D>& w) {
       if (scored) *score = before + share;
     }
     // Warps that share a place come one after the other.
+#pragma unroll 1
     for (int turn = 0; turn < warps; turn += slots) {
       if (turn > 0) __syncthreads();
       if (w.warp < turn || w.warp >= min(turn + slots, warps) || h >= w.group) continue;
