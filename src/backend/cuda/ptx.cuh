@@ -107,6 +107,11 @@ __device__ __forceinline__ void BarrierExpect(std::uint32_t barrier, std::uint32
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
+/// Announces `bytes` of bulk copies without arriving.
+__device__ __forceinline__ void BarrierExpectMore(std::uint32_t barrier, std::uint32_t bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
 /// Global to shared memory by the copy engine; addresses and bytes are multiples of 16.
 __device__ __forceinline__ void BulkCopy(std::uint32_t to, const void* from, std::uint32_t bytes,
                                          std::uint32_t barrier) {

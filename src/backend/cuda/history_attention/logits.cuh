@@ -13,9 +13,11 @@ __device__ void LoadInputs(HistoryWork<D>& w) {
   constexpr int kThird = kHistoryThreads / 4;
   const int thread = static_cast<int>(threadIdx.x);
   if (thread < kStages) {
-    BarrierInit(SharedAddress(&w.s.arrived[thread]), 32);
 #if __CUDA_ARCH__ >= 900
+    BarrierInit(SharedAddress(&w.s.arrived[thread]), kHistoryWarps);
     BarrierInitFence();
+#else
+    BarrierInit(SharedAddress(&w.s.arrived[thread]), kHistoryThreads);
 #endif
   }
   if (thread < 2 * kThird) {
@@ -38,27 +40,33 @@ __device__ void LoadInputs(HistoryWork<D>& w) {
   if (w.r.kept_blocks > 0) w.kept_k = PlanesOf(w.Ids(0)), w.kept_v = PlanesOf(w.Ids(0) + kPlanes);
 }
 
-/// One warp asks for units: Page(i) is the page of the i-th one, At(i) its place in the order.
+/// All warps ask for units: Page(i) is the page of the i-th one, At(i) its place in the order.
 template <int D, typename Page, typename At>
 __device__ void AskFor(HistoryWork<D>& w, Stage stage, int count, Page&& page, At&& at) {
   constexpr int kBytes = UnitStride(D);
   const std::uint32_t barrier = SharedAddress(&w.s.arrived[stage]);
 #if __CUDA_ARCH__ >= 900
-  int own = 0;
+  int i = w.warp + kHistoryWarps * w.lane;
 #pragma unroll 1
-  for (int i = w.lane; i < count; i += 32)
-    own += at(i) < w.a.staged_units && page(i) != kAbsentPage ? 1 : 0;
-  BarrierExpect(barrier, own * kBytes);
-#pragma unroll 1
-  for (int i = w.lane; i < count; i += 32) {
-    const std::uint32_t id = page(i);
-    if (at(i) < w.a.staged_units && id != kAbsentPage)
+  do {  // one round but for very many
+    const std::uint32_t id = i < count && at(i) < w.a.staged_units ? page(i) : kAbsentPage;
+    const std::uint32_t own = __ballot_sync(kAllLanes, id != kAbsentPage);
+    const bool last = i - w.lane * kHistoryWarps + kHistoryThreads >= count;
+    if (w.lane == 0) {
+      if (last)
+        BarrierExpect(barrier, __popc(own) * kBytes);
+      else
+        BarrierExpectMore(barrier, __popc(own) * kBytes);
+    }
+    __syncwarp();
+    if (id != kAbsentPage)
       BulkCopy(SharedAddress(w.Staged(at(i))), w.pages.At(id), kBytes, barrier);
-  }
+    i += kHistoryThreads;
+  } while (i - w.lane * kHistoryWarps < count);
 #else
-  for (int i = 0; i < count; ++i) {
-    const std::uint32_t id = page(i);
-    if (at(i) >= w.a.staged_units || id == kAbsentPage) continue;
+  for (int i = w.warp; i < count; i += kHistoryWarps) {
+    const std::uint32_t id = at(i) < w.a.staged_units ? page(i) : kAbsentPage;
+    if (id == kAbsentPage) continue;
     for (int byte = w.lane * 16; byte < kBytes; byte += 512)
       AsyncCopy16(SharedAddress(w.Staged(at(i))) + byte, w.pages.At(id) + byte);
   }
@@ -66,27 +74,24 @@ __device__ void AskFor(HistoryWork<D>& w, Stage stage, int count, Page&& page, A
 #endif
 }
 
-/// Units into shared memory as far as there is room, by the last warps.
+/// Units into shared memory as far as there is room.
 template <int D>
 __device__ void AskForUnits(HistoryWork<D>& w) {
-  const int stage = w.warp - (kHistoryWarps - kStages);
-  if (stage < 0) return;
-  if (stage == kStageDropped) {
-    const int first = w.StagedAt(w.part_blocks);
+#pragma unroll 1
+  for (int is_v = 0; is_v < 2; ++is_v) {
     AskFor(
-        w, kStageDropped, w.Watches() ? w.r.frontier : 0,
-        [&w](int i) { return w.a.blocks[static_cast<std::size_t>(w.r.first_block + i) * 8]; },
-        [first](int i) { return first + i; });
-    return;
+        w, is_v != 0 ? kStageV : kStageK, w.part_blocks * kPlanes,
+        [&w, is_v](int i) { return w.Ids(i / kPlanes)[is_v * kPlanes + i % kPlanes]; },
+        [&w, is_v](int i) {
+          const int block = i / kPlanes;
+          return w.StagedAt(block) + (is_v != 0 ? w.StagedV(block) : 0) + i % kPlanes;
+        });
   }
-  const bool is_v = stage == kStageV;
+  const int first = w.StagedAt(w.part_blocks);
   AskFor(
-      w, static_cast<Stage>(stage), w.part_blocks * kPlanes,
-      [&w, is_v](int i) { return w.Ids(i / kPlanes)[(is_v ? kPlanes : 0) + i % kPlanes]; },
-      [&w, is_v](int i) {
-        const int block = i / kPlanes;
-        return w.StagedAt(block) + (is_v ? w.StagedV(block) : 0) + i % kPlanes;
-      });
+      w, kStageDropped, w.Watches() ? w.r.frontier : 0,
+      [&w](int i) { return w.a.blocks[static_cast<std::size_t>(w.r.first_block + i) * 8]; },
+      [first](int i) { return first + i; });
 }
 
 /// One warp makes the digits of a chunk of heads. A lane holds column g of the operand: digit 2 or
@@ -169,7 +174,7 @@ __device__ void MakeWatchingCodes(HistoryWork<D>& w) {
   }
   sum += __shfl_xor_sync(kAllLanes, sum, 1);
   sum += __shfl_xor_sync(kAllLanes, sum, 2);
-  if (there && w.t == 0) {
+  if (w.t == 0) {  // of heads that are none: 0
     w.s.watch_offset[w.g] = 15 * sum;
     w.s.watch_step[w.g] = most * (1 / 127.f) * w.a.softmax_scale * (kLog2e / 16);
   }
@@ -245,6 +250,7 @@ __device__ void BlockLogits(HistoryWork<D>& w, int i) {
   }
   const float scale[4] = {Bf16Low(scales.x), Bf16High(scales.x), Bf16Low(scales.y),
                           Bf16High(scales.y)};
+  const int last = w.LastRow(i);
   const float middle = static_cast<float>(0x8000 >> (4 * planes)) * (1.f / 65536.f);
 #pragma unroll
   for (int chunk = 0; chunk < kMostChunks; ++chunk) {
@@ -254,7 +260,7 @@ __device__ void BlockLogits(HistoryWork<D>& w, int i) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       to[static_cast<std::size_t>(h) * w.a.most_tokens + 8 * j] =
-          w.TakesPart(i, w.g + 8 * j) ? (scores[chunk][j] + absent) * (scale[j] * unit) : -INFINITY;
+          w.g + 8 * j <= last ? (scores[chunk][j] + absent) * (scale[j] * unit) : -INFINITY;
     }
   }
 }

@@ -8,66 +8,73 @@
 
 namespace pliant::cuda {
 
-/// Plane 0 of the keys of a dropped page of 16 tokens: rows g and g + 8 are the lane's.
+/// Plane 0 of the keys of a dropped block: rows g + 8 r are the lane's.
 template <int D>
-struct WatchedPage {
-  std::uint32_t upper[D / 32], lower[D / 32];
-  std::uint32_t scales;
+struct WatchedBlock {
+  std::uint32_t rows[4][D / 32];
+  uint2 scales;
   bool there;
 
   /// `first`: where dropped blocks begin in the order of units.
-  __device__ __forceinline__ void Load(const HistoryWork<D>& w, int page, int first) {
+  __device__ __forceinline__ void Load(const HistoryWork<D>& w, int block, int first) {
     const std::uint32_t id =
-        w.a.blocks[static_cast<std::size_t>(w.r.first_block + page / 2) * 2 * kPlanes];
+        w.a.blocks[static_cast<std::size_t>(w.r.first_block + block) * 2 * kPlanes];
     there = id != kAbsentPage;
-    if (!there) return;
-    const std::uint8_t* const copy = w.Staged(first + page / 2);
-    const std::uint8_t* const plane = copy != nullptr ? copy : w.pages.At(id);
-    const int row = page % 2 * kReturnTokens + w.g;
-    scales = *reinterpret_cast<const std::uint32_t*>(plane + ScaleByte(D, row));
-    ReadKRow<D>(plane, row, w.t, upper);
-    ReadKRow<D>(plane, row + 8, w.t, lower);
+    const std::uint8_t* plane = w.Staged(first + block);
+    if (plane == nullptr) plane = w.pages.At(there ? id : 0);
+    scales = *reinterpret_cast<const uint2*>(plane + ScaleByte(D, w.g));
+#pragma unroll
+    for (int r = 0; r < 4; ++r) ReadKRow<D>(plane, 8 * r + w.g, w.t, rows[r]);
   }
 
-  /// What its dropped tokens weigh for each head, relative to s.reference: exact integers times
-  /// scales (WatchProduct). Returns the largest of the masses as shares: times s.inverse; a NaN is
-  /// left out.
-  __device__ __forceinline__ float Weigh(const HistoryWork<D>& w, int page) const {
-    static_assert(kReturnTokens == 16);
+  /// What the dropped tokens of its two pages weigh for each head, relative to s.reference: exact
+  /// integers times scales (WatchProduct). Into w.masses; a lane returns one of them, of page (g /
+  /// 2) % 2 and head 2 t + g % 2.
+  __device__ __forceinline__ float Weigh(const HistoryWork<D>& w, int block) const {
+    static_assert(2 * kReturnTokens == kBlockTokens && kMostGroup == 8);
     constexpr std::uint32_t kLow = 0x0f0f0f0fu;
-    int sums[4] = {};
-    if (there) {
+    int sums[2][4] = {};
 #pragma unroll
-      for (int step = 0; step < D / 32; ++step) {
-        const uint2 q = w.s.watching[step][w.lane];
-        MmaU8S8(sums, upper[step] & kLow, lower[step] & kLow, upper[step] >> 4 & kLow,
-                lower[step] >> 4 & kLow, q.x, q.y);
+    for (int step = 0; step < D / 32; ++step) {
+      const uint2 q = w.s.watching[step][w.lane];
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        MmaU8S8(sums[m], rows[2 * m][step] & kLow, rows[2 * m + 1][step] & kLow,
+                rows[2 * m][step] >> 4 & kLow, rows[2 * m + 1][step] >> 4 & kLow, q.x, q.y);
       }
     }
-    const std::uint32_t gone = there ? ~(w.Kept(page / 2) >> (page % 2 * kReturnTokens)) : 0u;
-    const float scale[2] = {Bf16Low(scales), Bf16High(scales)};
-    float most = 0;
+    const std::uint32_t gone = there ? ~w.Kept(block) >> w.g : 0u;
+    const int2 offset = reinterpret_cast<const int2*>(w.s.watch_offset)[w.t];
+    const float2 step = reinterpret_cast<const float2*>(w.s.watch_step)[w.t];
+    const float2 reference = reinterpret_cast<const float2*>(w.s.reference)[w.t];
+    float mass[2][2] = {};  // [page][head]
 #pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      const int h = 2 * w.t + c;
-      float mass = 0;
-      if (h < w.group) {
-#pragma unroll
-        for (int row = 0; row < 2; ++row) {
-          const float finite = scale[row] + (scale[row] - scale[row]);  // NaN for infinite ones
-          const float product = static_cast<float>(2 * sums[2 * row + c] - w.s.watch_offset[h]);
-          const float logit = product * (finite * w.s.watch_step[h]);
-          if (gone >> (w.g + 8 * row) & 1) mass += Exp2(logit - w.s.reference[h]);
-        }
+    for (int r = 0; r < 4; ++r) {
+      const std::uint32_t two = r < 2 ? scales.x : scales.y;
+      const float scale = r % 2 == 0 ? Bf16Low(two) : Bf16High(two);
+      const float finite = scale + (scale - scale);  // NaN for infinite ones
+      const int at = 2 * (r % 2);
+      const float x = static_cast<float>(2 * sums[r / 2][at] - offset.x) * (finite * step.x);
+      const float y = static_cast<float>(2 * sums[r / 2][at + 1] - offset.y) * (finite * step.y);
+      if (gone >> (8 * r) & 1) {
+        mass[r / 2][0] += Exp2(x - reference.x);
+        mass[r / 2][1] += Exp2(y - reference.y);
       }
-#pragma unroll
-      for (int m = 4; m < 32; m *= 2) mass += __shfl_xor_sync(kAllLanes, mass, m);
-      if (h >= w.group) continue;
-      if (w.g == 0) w.masses[static_cast<std::size_t>(page) * w.group + h] = mass;
-      most = fmaxf(most, mass * w.s.inverse[h]);
     }
-    most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 1));
-    return fmaxf(most, __shfl_xor_sync(kAllLanes, most, 2));
+    // Sums over tokens; with each exchange a lane gives one half away.
+    const bool second_head = (w.g & 1) != 0, second_page = (w.g & 2) != 0;
+    float own[2];
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      own[m] = second_head ? mass[m][1] : mass[m][0];
+      own[m] += __shfl_xor_sync(kAllLanes, second_head ? mass[m][0] : mass[m][1], 4);
+    }
+    float sum = second_page ? own[1] : own[0];
+    sum += __shfl_xor_sync(kAllLanes, second_page ? own[0] : own[1], 8);
+    sum += __shfl_xor_sync(kAllLanes, sum, 16);
+    const int h = 2 * w.t + (w.g & 1), page = 2 * block + (w.g >> 1 & 1);
+    if (w.g < 4 && h < w.group) w.masses[static_cast<std::size_t>(page) * w.group + h] = sum;
+    return sum;
   }
 };
 
@@ -90,17 +97,26 @@ __device__ __forceinline__ unsigned long long Want(const HistoryWork<D>& w, int 
 template <int D>
 __device__ void Watch(HistoryWork<D>& w) {
   w.Await(kStageDropped);
-  if (threadIdx.x < w.group) w.s.reference[threadIdx.x] = w.s.top[threadIdx.x];
+  if (threadIdx.x < kMostGroup) {  // heads that are none get no mass
+    const bool there = threadIdx.x < w.group;
+    w.s.reference[threadIdx.x] = there ? w.s.top[threadIdx.x] : INFINITY;
+    w.s.factor[threadIdx.x] = there ? w.s.inverse[threadIdx.x] : 0.f;
+  }
   if (threadIdx.x == 0) w.s.wanted = 0;
   __syncthreads();
-  const int pages = 2 * w.r.frontier, first = w.StagedAt(w.part_blocks);
+  const int first = w.StagedAt(w.part_blocks);
+  const float factor = w.s.factor[2 * w.t + (w.g & 1)];
 #pragma unroll 1
-  for (int page = w.warp; page < pages; page += kHistoryWarps) {
-    WatchedPage<D> watched;
-    watched.Load(w, page, first);
-    const float most = watched.Weigh(w, page);
-    if (w.lane == 0 && most > w.r.tables.return_weight) {
-      if (const unsigned long long want = Want(w, page, most); want != 0)
+  for (int block = w.warp; block < w.r.frontier; block += kHistoryWarps) {
+    WatchedBlock<D> watched;
+    watched.Load(w, block, first);
+    float most = watched.Weigh(w, block) * factor;
+    if (!__any_sync(kAllLanes, most > w.r.tables.return_weight)) continue;
+    most = fmaxf(most, 0.f);  // a NaN is left out
+#pragma unroll
+    for (int m = 1; m < 8; m *= 2) most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, m));
+    if ((w.lane & ~8) == 0) {  // one lane of each page
+      if (const unsigned long long want = Want(w, 2 * block + w.lane / 8, most); want != 0)
         atomicMax(&w.s.wanted, want);
     }
   }
@@ -211,20 +227,21 @@ __device__ int ExchangeTokens(HistoryWork<D>& w, int page) {
   return w.s.slots_found;
 }
 
-/// Masses of the pages that tokens left or came to.
+/// Masses of the blocks that tokens left or came to.
 template <int D>
 __device__ void WatchAgain(HistoryWork<D>& w, int page, int count) {
+  const auto changed = [&w, page, count](int i) {
+    return i < count ? w.s.leaves[i] / kBlockTokens : page / 2;
+  };
 #pragma unroll 1
   for (int i = w.warp; i <= count; i += kHistoryWarps) {
-    const int changed = i < count ? w.s.leaves[i] / kReturnTokens : page;
     bool first = true;
 #pragma unroll 1
-    for (int before = 0; before < min(i, count - 1); ++before)
-      first = first && (i == count || w.s.leaves[before] / kReturnTokens != changed);
+    for (int before = 0; before < i; ++before) first = first && changed(before) != changed(i);
     if (!first) continue;  // the same for all lanes
-    WatchedPage<D> watched;
-    watched.Load(w, changed, w.StagedAt(w.part_blocks));
-    watched.Weigh(w, changed);
+    WatchedBlock<D> watched;
+    watched.Load(w, changed(i), w.StagedAt(w.part_blocks));
+    watched.Weigh(w, changed(i));
   }
 }
 

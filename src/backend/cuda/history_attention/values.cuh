@@ -127,13 +127,14 @@ __device__ __forceinline__ void AddValues(const UnitPlanes& v, int planes,
 /// Attention of head h to tokens g + 8 j of block i; 0 for a head that is none.
 template <int D>
 __device__ __forceinline__ void Shares(const HistoryWork<D>& w, int i, int h, float (&shares)[4]) {
-  const bool there = h < w.group;
+  const int own = min(h, w.group - 1), last = h < w.group ? w.LastRow(i) : -1;
   const float* const logits =
-      w.logits + static_cast<std::size_t>(there ? h : 0) * w.a.most_tokens + i * kBlockTokens + w.g;
-  const float top = w.s.top[there ? h : 0], inverse = w.s.inverse[there ? h : 0];
+      w.logits + static_cast<std::size_t>(own) * w.a.most_tokens + i * kBlockTokens + w.g;
+  const float top = w.s.top[own], inverse = w.s.inverse[own];
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
-    shares[j] = there && w.TakesPart(i, w.g + 8 * j) ? Exp2(logits[8 * j] - top) * inverse : 0.f;
+    const float share = Exp2(logits[8 * j] - top) * inverse;
+    shares[j] = w.g + 8 * j <= last ? share : 0.f;
   }
 }
 
@@ -148,24 +149,32 @@ __device__ __forceinline__ float* ScoreAt(const HistoryWork<D>& w, int i, int to
 }
 
 /// What all heads give to a lane's token of block i, g + 8 t, over heads; squared where asked for.
+/// `shares`: of the first chunk of heads.
 template <int D>
-__device__ __forceinline__ float ShareOfToken(const HistoryWork<D>& w, int i) {
-  float sums[4] = {};
+__device__ __forceinline__ float ShareOfToken(const HistoryWork<D>& w, int i,
+                                              const float (&shares)[4]) {
+  const bool squared = w.r.tables.squared;
+  float sums[4];
 #pragma unroll
-  for (int chunk = 0; chunk < kMostChunks; ++chunk) {
-    if (chunk >= w.chunks) break;
-    float shares[4];
-    Shares(w, i, chunk * kChunkHeads + w.t, shares);
+  for (int j = 0; j < 4; ++j) sums[j] = squared ? shares[j] * shares[j] : shares[j];
+#pragma unroll 1
+  for (int chunk = 1; chunk < w.chunks; ++chunk) {
+    float more[4];
+    Shares(w, i, chunk * kChunkHeads + w.t, more);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) sums[j] += w.r.tables.squared ? shares[j] * shares[j] : shares[j];
+    for (int j = 0; j < 4; ++j) sums[j] += squared ? more[j] * more[j] : more[j];
   }
+  // Sums over heads; with each exchange a lane gives one half away.
+  const bool odd = (w.t & 1) != 0, upper = (w.t & 2) != 0;
+  float own[2];
 #pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    sums[j] += __shfl_xor_sync(kAllLanes, sums[j], 1);
-    sums[j] += __shfl_xor_sync(kAllLanes, sums[j], 2);
+  for (int j = 0; j < 2; ++j) {
+    own[j] = odd ? sums[2 * j + 1] : sums[2 * j];
+    own[j] += __shfl_xor_sync(kAllLanes, odd ? sums[2 * j] : sums[2 * j + 1], 1);
   }
-  const float own = w.t < 2 ? (w.t == 0 ? sums[0] : sums[1]) : (w.t == 2 ? sums[2] : sums[3]);
-  return own / static_cast<float>(w.group);
+  float sum = upper ? own[1] : own[0];
+  sum += __shfl_xor_sync(kAllLanes, upper ? own[0] : own[1], 2);
+  return sum / static_cast<float>(w.group);
 }
 
 /// The output into w.outputs, [warps that have room][group][D], which lie side by side; how many.
@@ -179,14 +188,14 @@ __device__ int SumValues(HistoryWork<D>& w) {
   for (int chunk = 0; chunk < w.chunks; ++chunk) {
     float sums[kSplit][2 * kTiles] = {};
     const int h = chunk * kChunkHeads + w.t;
+    const bool scored_chunk = chunk == 0 && w.r.tables.token_score != nullptr;
 #pragma unroll 1
     for (int i = w.warp; i < w.part_blocks; i += kHistoryWarps) {
       const std::uint32_t* const ids = w.Ids(i);
       if (ids[0] == kAbsentPage || ids[kPlanes] == kAbsentPage) continue;  // the same for all lanes
       const UnitPlanes v = w.Planes(i, true);
       const int planes = PlanesOf(ids + kPlanes);
-      const bool scored =
-          chunk == 0 && w.r.tables.token_score != nullptr && w.TakesPart(i, w.g + 8 * w.t);
+      const bool scored = scored_chunk && w.g + 8 * w.t <= w.LastRow(i);
       float* const score = scored ? ScoreAt(w, i, w.g + 8 * w.t) : nullptr;
       const float before = scored ? *score : 0.f;
       const uint2 scales = *reinterpret_cast<const uint2*>(v.plane[0] + ScaleByte(D, w.g));
@@ -196,12 +205,13 @@ __device__ int SumValues(HistoryWork<D>& w) {
       if (planes > 1) first[1].Load(v.plane[1], 0, w.g, w.t);
       float weights[4];
       Shares(w, i, h, weights);
-      const float share = chunk == 0 ? ShareOfToken(w, i) : 0.f;
+      const float share = scored_chunk ? ShareOfToken(w, i, weights) : 0.f;
       const float scale[4] = {Bf16Low(scales.x), Bf16High(scales.x), Bf16Low(scales.y),
                               Bf16High(scales.y)};
+      const int last = h < w.group ? w.LastRow(i) : -1;
 #pragma unroll
-      for (int j = 0; j < 4; ++j)
-        weights[j] = h < w.group && w.TakesPart(i, w.g + 8 * j) ? weights[j] * scale[j] : 0.f;
+      for (int j = 0; j < 4; ++j)  // the scale of a row that is none may be anything
+        weights[j] = w.g + 8 * j <= last ? weights[j] * scale[j] : 0.f;
 #pragma unroll
       for (int part = 0; part < kSplit; ++part) {
         if (part > 0) {

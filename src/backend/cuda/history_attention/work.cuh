@@ -41,12 +41,12 @@ struct HistoryShared {
   UseKey keys[kHistoryWarps][kReturnTokens];  // of each warp's slots those of least use, in order
   int query_sum[kMostGroup];                  // in units of query_unit
   float query_unit[kMostGroup];               // what one unit of a score is worth, log2
-  int watch_offset[kMostGroup];               // 15 * the sum of codes
-  float watch_step[kMostGroup];               // in units of log2 logits
+  alignas(8) int watch_offset[kMostGroup];    // 15 * the sum of codes
+  alignas(8) float watch_step[kMostGroup];    // in units of log2 logits
   float part_top[kHistoryWarps], part_sum[kHistoryWarps];
   float top[kMostGroup], inverse[kMostGroup];
-  float reference[kMostGroup];  // what masses of pages are relative to
-  float factor[kMostGroup];     // of a mass to a share
+  alignas(8) float reference[kMostGroup];  // what masses of pages are relative to
+  float factor[kMostGroup];                // of a mass to a share
   alignas(16) std::uint32_t ids[kSharedIds][2 * kPlanes];
   std::uint32_t kept[kSharedBlocks];  // a copy of the tables' for dropped blocks, as far as it goes
   std::int32_t back[kReturnTokens], leaves[kReturnTokens];
@@ -108,8 +108,9 @@ struct HistoryWork {
   __device__ int WholeToken(int i, int token) const {
     return (r.frontier + i - r.kept_blocks) * kBlockTokens + token;
   }
-  __device__ bool TakesPart(int i, int token) const {
-    return i < r.kept_blocks || WholeToken(i, token) <= r.context;
+  /// The last row of block i that takes part.
+  __device__ int LastRow(int i) const {
+    return i < r.kept_blocks ? kBlockTokens - 1 : r.context - WholeToken(i, 0);
   }
   /// Which tokens of a dropped block are kept.
   __device__ std::uint32_t Kept(int block) const {
