@@ -410,6 +410,7 @@ class CudaBackend final : public Backend {
   std::vector<StepHistory> histories_;
   int launched_histories_ = 0;  // with those of a graph's padding
   bool decodes_histories_ = false, notes_queries_ = false;
+  bool histories_by_row_ = false;  // history_rows_ has one of each row of the step
   // What scratch has room for a row; it never shrinks, so that graphs find it where it was.
   std::int32_t most_history_tokens_ = 0, most_dropped_tokens_ = 0;
   std::int32_t most_scored_rows_ = 0, most_scored_blocks_ = 0;  // of slices of several rows

@@ -132,6 +132,7 @@ Status CudaBackend::RefillHistory(RetainedHistory& history, std::span<const Bloc
 Status CudaBackend::LayHistories(const StepBatch& batch, bool as_graph) {
   histories_.clear();
   std::vector<HistoryRow> rows;
+  histories_by_row_ = as_graph;
   most_scored_rows_ = most_scored_blocks_ = 0;
   decodes_histories_ = notes_queries_ = false;
   const auto raise = [this](std::int32_t& room, std::int32_t tokens) {
@@ -155,12 +156,17 @@ Status CudaBackend::LayHistories(const StepBatch& batch, bool as_graph) {
     row.first_kept = slice.first_kept;
     row.kept_blocks = kept;
     row.frontier = frontier;
-    row.index = static_cast<std::int32_t>(rows.size());
+    row.index = static_cast<std::int32_t>(histories_.size());
     if (history.options().query_means) {
       row.queries_seen = device.TakeQueriesSeen();
       notes_queries_ = true;
     }
-    rows.push_back(row);
+    if (as_graph) {  // one row each; those of other sequences and of padding have none
+      rows.resize(static_cast<std::size_t>(inputs_.rows()));
+      rows[static_cast<std::size_t>(slice.first_row)] = row;
+    } else {
+      rows.push_back(row);
+    }
     histories_.push_back({&history, slice.context + slice.rows});
     if (slice.rows == 1) {
       decodes_histories_ = true;
@@ -172,7 +178,6 @@ Status CudaBackend::LayHistories(const StepBatch& batch, bool as_graph) {
     }
   }
   if (rows.empty()) return {};
-  if (as_graph) rows.resize(static_cast<std::size_t>(inputs_.rows()), HistoryRow{});  // padding
   launched_histories_ = static_cast<int>(rows.size());
   const auto count = static_cast<std::int64_t>(rows.size());
   Grow(history_rows_, count, "histories of a step");
@@ -242,7 +247,7 @@ void CudaBackend::AttendHistories(int layer, int heads, float softmax_scale, con
 }
 
 void CudaBackend::NoteQueries(const QkvParams& params, const Tensor& qkv) {
-  if (!notes_queries_) return;
+  if (!notes_queries_ || histories_by_row_) return;  // else while they go to the cache
   HistoryQueriesArgs args;
   args.histories = history_rows_.data();
   args.count = launched_histories_;
@@ -256,8 +261,11 @@ void CudaBackend::NoteQueries(const QkvParams& params, const Tensor& qkv) {
 
 void CudaBackend::SendHistoryCounts() {
   if (histories_.empty()) return;
-  if (notes_queries_) {
-    LaunchHistoryDivergence(history_rows_.data(), static_cast<int>(histories_.size()),
+  const bool asked = std::any_of(histories_.begin(), histories_.end(), [](const auto& one) {
+    return one.tokens % kDivergenceTokens == 0 && one.history->options().query_means;
+  });
+  if (asked) {
+    LaunchHistoryDivergence(history_rows_.data(), launched_histories_,
                             geometry_.layers * histories_[0].history->heads(), geometry_.head_dim,
                             history_counts_.data(), stream_.get());
   }

@@ -105,6 +105,8 @@ void CudaBackend::QkvToCache(const QkvParams& params, const RopeTable& rope, Ten
   args.layer_offset = UnitOffset(geometry_.kv_heads, geometry_.head_dim, params.layer, 0);
   args.blocks = inputs_.blocks();
   args.slots = inputs_.slots();
+  if (notes_queries_ && histories_by_row_) args.histories = history_rows_.data();
+  args.layer = params.layer;
   NoteQueries(params, data);
   LaunchAppend(args, stream_.get());
 }

@@ -1,5 +1,6 @@
 #include "backend/cuda/append/append.h"
 #include "backend/cuda/cuda_check.h"
+#include "backend/cuda/history/query_means.cuh"
 #include "backend/cuda/overlap.cuh"
 #include "backend/cuda/page_layout.h"
 #include "base/check.h"
@@ -98,6 +99,17 @@ __global__ void __launch_bounds__(kWarps * 32) AppendKernel(const __grid_constan
   for (int i = 0; i < kPairs; ++i) {
     low[i] = active ? data[lane * kPairs + i] : 0.f;
     high[i] = active ? data[kHalf + lane * kPairs + i] : 0.f;
+  }
+  if (is_q && a.histories != nullptr) {
+    const HistoryRow& history = a.histories[row];
+    if (active && history.rows == 1 && history.tables.short_mean != nullptr) {
+      const QueryMeans means(history, (static_cast<std::size_t>(a.layer) * a.heads + head) * D);
+#pragma unroll
+      for (int i = 0; i < kPairs; ++i) {
+        means.Note(lane * kPairs + i, low[i]);
+        means.Note(kHalf + lane * kPairs + i, high[i]);
+      }
+    }
   }
   if (!is_v) {
     const float* const weight = is_q ? a.q_norm : a.k_norm;

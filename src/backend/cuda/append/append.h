@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "backend/cuda/cuda_types.h"
+#include "backend/cuda/history/history_tables.h"
 
 namespace pliant::cuda {
 
@@ -37,6 +38,10 @@ struct AppendArgs {
   std::size_t page_bytes = 0;
   std::size_t layer_offset = 0;
   const std::uint32_t* blocks = nullptr;  // [blocks][8], as in DecodeArgs
+  // [rows] or nothing: of rows that are a history's, the query goes into its running means, before
+  // norm and RoPE (RetainedHistory::NoteQuery).
+  const HistoryRow* histories = nullptr;
+  int layer = 0;
   const std::int32_t* slots =
       nullptr;  // [rows] block * 32 + token; negative: a padded row, left alone
 };

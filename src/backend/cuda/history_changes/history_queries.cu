@@ -1,20 +1,16 @@
-// Bound: a step of one row reads and writes both means of a head, 16 * head_dim bytes, and is over
-// in the time of a launch; rows of a prompt are taken one after the other by a thread a channel.
+// For rows of prompts; a decoded row is noted where it goes to the cache (append). Bound: one row
+// reads and writes both means of a head, 16 * head_dim bytes, and is over in the time of a launch;
+// rows of a prompt are taken one after the other by a thread a channel.
 #include "backend/cuda/cuda_check.h"
+#include "backend/cuda/history/query_means.cuh"
 #include "backend/cuda/history_changes/history_queries.h"
 #include "backend/cuda/overlap.cuh"
-#include "backend/retained_history.h"
 
 namespace pliant::cuda {
 namespace {
 
 constexpr int kWarps = 8;
 constexpr std::uint32_t kAll = 0xffffffffu;
-
-/// `mean` moved towards x by `share`; unfused, as on the host.
-__device__ __forceinline__ float Moved(float mean, float x, float share) {
-  return __fadd_rn(mean, __fmul_rn(__fsub_rn(x, mean), share));
-}
 
 /// One thread block a (head, history), a thread a channel.
 __global__ void QueriesKernel(const __grid_constant__ HistoryQueriesArgs a) {
@@ -33,8 +29,8 @@ __global__ void QueriesKernel(const __grid_constant__ HistoryQueriesArgs a) {
 #pragma unroll 8
   for (int i = seen ? 0 : 1; i < rows; ++i) {
     const float x = from[i * a.q_stride];
-    s = Moved(s, x, 1 / RetainedHistory::kShortSteps);
-    l = Moved(l, x, 1 / RetainedHistory::kLongSteps);
+    s = MovedMean(s, x, 1 / RetainedHistory::kShortSteps);
+    l = MovedMean(l, x, 1 / RetainedHistory::kLongSteps);
   }
   quick[at] = s;
   slow[at] = l;
