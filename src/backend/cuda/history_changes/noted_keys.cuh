@@ -7,7 +7,7 @@
 
 namespace pliant::cuda {
 
-inline constexpr int kNoteThreads = 256;
+inline constexpr int kNoteThreads = 512;
 
 /// In shared memory.
 template <int D>
