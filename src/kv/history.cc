@@ -43,6 +43,13 @@ HistoryOptions DroppingForGood(HistoryOptions options) {
   return options;
 }
 
+HistoryOptions GrowingBy(HistoryOptions options, std::shared_ptr<const GrowthWeights> weights) {
+  options.growth = GrowthSignal::kLearned;
+  options.grow_above = weights->above;
+  options.retention.growth_weights = std::move(weights);
+  return options;
+}
+
 History::History(const HistoryOptions& options, std::int32_t capacity, bool grows)
     : recent_blocks_(options.recent_blocks),
       growth_(options.growth),
@@ -52,8 +59,8 @@ History::History(const HistoryOptions& options, std::int32_t capacity, bool grow
       grows_(grows) {}
 
 bool History::IsUpToDate(std::int64_t tokens) const {
-  const bool asks = grows_ && growth_ == GrowthSignal::kDivergence &&
-                    tokens % kDivergenceTokens == 0 && asked_at_ != tokens;
+  const bool asks = grows_ && growth_ != GrowthSignal::kReturns &&
+                    tokens % kQuerySignalTokens == 0 && asked_at_ != tokens;
   return BlocksWith(tokens) == blocks_ && !asks;
 }
 
@@ -63,9 +70,9 @@ History::Growth History::Extend(std::int64_t tokens, const RetainedHistory& reta
   const std::int32_t filled = blocks - std::exchange(blocks_, blocks);
   if (!grows_) return Growth::kNotAsked;
   bool asked = filled != 0;
-  if (growth_ == GrowthSignal::kDivergence) {
-    asked = tokens % kDivergenceTokens == 0 && std::exchange(asked_at_, tokens) != tokens;
-    if (asked) signal_ = retained.Divergence();
+  if (growth_ != GrowthSignal::kReturns) {
+    asked = tokens % kQuerySignalTokens == 0 && std::exchange(asked_at_, tokens) != tokens;
+    if (asked) signal_ = retained.QuerySignal();
     if (asked && signal_ > grow_above_) ++halves_;
   } else if (asked) {
     const std::int64_t returned = retained.returned_pages();

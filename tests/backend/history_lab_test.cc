@@ -22,7 +22,12 @@ TEST(HistoryLab, KeptBlocksAreMadeAnew) { Refilled(Cpu(), {2, 2}); }
 TEST(HistoryLab, WhatIsDroppedForGoodIsChosenByExactLikeness) {
   DroppedForGood(Cpu(), {4, 2, 64, 1});
 }
+TEST(HistoryLab, FittedWeightsSayTheSameOfTheQueriesMeans) {
+  DroppedForGood(Cpu(), {4, 2, 64, 2}, 16, true);
+  DroppedForGood(Cpu(), {9, 3, 64, 1}, 2, true);
+}
 TEST(HistoryLab, StepsThatTakeTokens) { SampledSteps(MakeReferenceBackend()); }
+TEST(HistoryLab, StepsWhereNothingReturns) { SampledSteps(MakeReferenceBackend(), false); }
 
 }  // namespace
 }  // namespace pliant::testing

@@ -31,6 +31,9 @@ TEST_P(CudaHistoryShapes, BlocksOfMixedPrecisionAreDroppedExactly) {
 TEST_P(CudaHistoryShapes, WhatIsDroppedForGoodIsChosenByExactLikeness) {
   DroppedForGood(Gpu(), GetParam());
 }
+TEST_P(CudaHistoryShapes, FittedWeightsSayTheSameOfTheQueriesMeans) {
+  DroppedForGood(Gpu(), GetParam(), 16, true);
+}
 INSTANTIATE_TEST_SUITE_P(Shapes, CudaHistoryShapes, ::testing::ValuesIn(kLabShapes),
                          [](const ::testing::TestParamInfo<LabShape>& info) {
                            return "h" + std::to_string(info.param.heads) + "_" +

@@ -256,9 +256,9 @@ void CudaBackend::NoteQueries(const QkvParams& params, const Tensor& qkv) {
 void CudaBackend::SendHistoryCounts() {
   if (histories_.empty()) return;
   if (notes_queries_) {
-    LaunchHistoryDivergence(history_rows_.data(), static_cast<int>(histories_.size()),
-                            geometry_.layers * histories_[0].history->heads(), geometry_.head_dim,
-                            history_counts_.data(), stream_.get());
+    LaunchHistoryQuerySignal(history_rows_.data(), static_cast<int>(histories_.size()),
+                             geometry_.layers * histories_[0].history->heads(), geometry_.head_dim,
+                             history_counts_.data(), stream_.get());
   }
   PLIANT_CUDA_CHECK(cudaMemcpyAsync(host_history_counts_.data(), history_counts_.data(),
                                     histories_.size() * sizeof(HistoryCounts),
@@ -270,8 +270,8 @@ void CudaBackend::CountHistories() {
     const HistoryCounts& counts = host_history_counts_[i];
     const auto& [history, tokens] = histories_[i];
     history->CountRemotely(counts.returned_pages, counts.returned_tokens, counts.lost_pages);
-    if (history->options().query_means && tokens % kDivergenceTokens == 0)
-      history->SetRemoteDivergence(counts.divergence);
+    if (history->options().query_means && tokens % kQuerySignalTokens == 0)
+      history->SetRemoteQuerySignal(counts.query_signal);
   }
   histories_.clear();
 }
