@@ -18,7 +18,7 @@ namespace {
 using testing::HasSubstr;
 using testing_support::Bytes;
 
-ModelConfig Small() {
+ModelConfig SmallModel() {
   ModelConfig config;
   config.layers = 2;
   config.heads = 3;
@@ -26,10 +26,10 @@ ModelConfig Small() {
   return config;
 }
 
-constexpr int kEach = 2 * 3 * 4;
+constexpr int kWeightCount = 2 * 3 * 4;
 
 /// Tensors one behind the other, all F32 unless said otherwise.
-struct File {
+struct WeightsFile {
   struct Tensor {
     std::string name, shape;
     std::vector<float> values;
@@ -37,9 +37,9 @@ struct File {
   };
   std::vector<Tensor> tensors;
 
-  File() {
-    std::vector<float> quick(kEach), slow(kEach);
-    for (int i = 0; i < kEach; ++i) {
+  WeightsFile() {
+    std::vector<float> quick(kWeightCount), slow(kWeightCount);
+    for (int i = 0; i < kWeightCount; ++i) {
       quick[i] = 0.5f * static_cast<float>(i);
       slow[i] = -static_cast<float>(i);
     }
@@ -70,8 +70,8 @@ struct File {
   }
 };
 
-void ExpectRefused(const File& file, std::initializer_list<std::string> words,
-                   const ModelConfig& config = Small()) {
+void ExpectWeightsRefused(const WeightsFile& file, std::initializer_list<std::string> words,
+                          const ModelConfig& config = SmallModel()) {
   const auto read = ReadGrowthWeights(*MemorySource(file.Make()), config);
   ASSERT_FALSE(read.ok());
   EXPECT_EQ(read.status().message().find('\n'), std::string::npos);
@@ -79,8 +79,8 @@ void ExpectRefused(const File& file, std::initializer_list<std::string> words,
 }
 
 TEST(GrowthWeightsTest, AreReadAsWritten) {
-  File file;
-  const auto read = ReadGrowthWeights(*MemorySource(file.Make()), Small());
+  WeightsFile file;
+  const auto read = ReadGrowthWeights(*MemorySource(file.Make()), SmallModel());
   ASSERT_TRUE(read.ok()) << read.status().ToString();
   const GrowthWeights& weights = **read;
   EXPECT_EQ(weights.layers, 2);
@@ -93,51 +93,52 @@ TEST(GrowthWeightsTest, AreReadAsWritten) {
 }
 
 TEST(GrowthWeightsTest, OfAnotherModelAreRefused) {
-  ModelConfig other = Small();
+  ModelConfig other = SmallModel();
   other.heads = 4;
-  ExpectRefused({}, {"short_mean", "[2, 3, 4]", "[2, 4, 4]"}, other);
-  other = Small();
+  ExpectWeightsRefused({}, {"short_mean", "[2, 3, 4]", "[2, 4, 4]"}, other);
+  other = SmallModel();
   other.layers = 12;
-  ExpectRefused({}, {"short_mean", "[12, 3, 4]"}, other);
+  ExpectWeightsRefused({}, {"short_mean", "[12, 3, 4]"}, other);
 }
 
 TEST(GrowthWeightsTest, WhatDoesNotFitIsRefused) {
   for (const char* name : {"short_mean", "long_mean", "bias", "above"}) {
     SCOPED_TRACE(name);
-    File lacks, number, type, shape;
+    WeightsFile lacks, number, type, shape;
     lacks[name].name = "other";
-    ExpectRefused(lacks, {"without", name});
+    ExpectWeightsRefused(lacks, {"without", name});
     for (const float value :
          {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
       number[name].values.back() = value;
-      ExpectRefused(number, {name, "not finite"});
+      ExpectWeightsRefused(number, {name, "not finite"});
     }
     type[name].type = "I32";
-    ExpectRefused(type, {name, "I32", "F32"});
+    ExpectWeightsRefused(type, {name, "I32", "F32"});
     shape[name].shape = "[" + std::to_string(shape[name].values.size()) + ",1]";
-    ExpectRefused(shape, {name, "needs F32"});
+    ExpectWeightsRefused(shape, {name, "needs F32"});
   }
-  File more;
+  WeightsFile more;
   more.tensors.push_back({"more", "[1]", {1}});
-  ExpectRefused(more, {"5 tensors"});
+  ExpectWeightsRefused(more, {"5 tensors"});
   for (const float above : {0.0f, 1.0f, -3.0f}) {
-    File file;
+    WeightsFile file;
     file["above"].values = {above};
-    ExpectRefused(file, {"above", "between 0 and 1"});
+    ExpectWeightsRefused(file, {"above", "between 0 and 1"});
   }
 }
 
 TEST(GrowthWeightsTest, CutFilesAreRefusedWhereverTheyEnd) {
-  const std::vector<std::byte> whole = File().Make();
+  const std::vector<std::byte> whole = WeightsFile().Make();
   for (std::size_t size = 0; size < whole.size(); size += 7) {
     const auto read = ReadGrowthWeights(
-        *MemorySource({whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(size)}), Small());
+        *MemorySource({whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(size)}),
+        SmallModel());
     EXPECT_FALSE(read.ok()) << size;
   }
 }
 
 TEST(GrowthWeightsTest, ErrorsNameTheFile) {
-  const auto read = OpenGrowthWeights("/no/such/file.safetensors", Small());
+  const auto read = OpenGrowthWeights("/no/such/file.safetensors", SmallModel());
   ASSERT_FALSE(read.ok());
   EXPECT_THAT(read.status().message(), HasSubstr("/no/such/file.safetensors"));
 }
