@@ -24,6 +24,12 @@ RetainedHistory::RetainedHistory(const KvGeometry& geometry, int heads,
   short_mean_.resize(queries * geometry.head_dim);
   long_mean_.resize(queries * geometry.head_dim);
   query_seen_.resize(queries);
+  if (options.growth_weights != nullptr) {
+    const GrowthWeights& weights = *options.growth_weights;
+    PLIANT_CHECK(weights.short_mean.size() == short_mean_.size() &&
+                     weights.long_mean.size() == long_mean_.size(),
+                 "growth weights are of this model, and the means of queries are kept");
+  }
   for (Unit& unit : units_) unit.key_sum.resize(geometry.head_dim);
   for (int differ = 0; differ <= geometry.head_dim; ++differ) {
     weight_at_.push_back(WeightAt(std::cos(std::numbers::pi_v<float> * static_cast<float>(differ) /
@@ -160,23 +166,30 @@ void RetainedHistory::NoteQuery(int layer, int head, const float* query) {
   for (int c = 0; c < dim; ++c) slow[c] += (query[c] - slow[c]) * slow_share;
 }
 
-double RetainedHistory::Divergence() const {
-  if (remote_ != nullptr) return remote_divergence_;
+double RetainedHistory::QuerySignal() const {
+  if (remote_ != nullptr) return remote_query_signal_;
+  if (query_seen_.empty() || query_seen_[0] == 0) return 0;
+  const GrowthWeights* const weights = options_.growth_weights.get();
+  const auto dim = static_cast<std::size_t>(geometry_.head_dim);
+  const auto dot = [dim](const float* a, const float* b) {
+    double sum = 0;
+    for (std::size_t c = 0; c < dim; ++c) sum += double{a[c]} * b[c];
+    return sum;
+  };
   double sum = 0;
-  const int dim = geometry_.head_dim;
   for (std::size_t at = 0; at < query_seen_.size(); ++at) {
     const float* a = short_mean_.data() + at * dim;
     const float* b = long_mean_.data() + at * dim;
-    double dot = 0, aa = 0, bb = 0;
-    for (int c = 0; c < dim; ++c) {
-      dot += double{a[c]} * b[c];
-      aa += double{a[c]} * a[c];
-      bb += double{b[c]} * b[c];
+    const double aa = dot(a, a), bb = dot(b, b);
+    if (weights != nullptr) {
+      if (aa > 0) sum += dot(a, &weights->short_mean[at * dim]) / std::sqrt(aa);
+      if (bb > 0) sum += dot(b, &weights->long_mean[at * dim]) / std::sqrt(bb);
+    } else if (aa * bb > 0) {
+      sum += 1 - dot(a, b) / std::sqrt(aa * bb);
     }
-    const double norms = std::sqrt(aa * bb);
-    if (norms > 0) sum += 1 - dot / norms;
   }
-  return sum / static_cast<double>(std::max<std::size_t>(query_seen_.size(), 1));
+  if (weights != nullptr) return 1 / (1 + std::exp(-(weights->bias + sum)));
+  return sum / static_cast<double>(query_seen_.size());
 }
 
 // ---- what stays

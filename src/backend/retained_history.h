@@ -28,6 +28,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/growth_weights.h"
 #include "backend/plane_code.h"
 #include "base/host_device.h"
 #include "base/ids.h"
@@ -39,8 +40,8 @@ const KeyKernel& ScalarKeyKernel();
 
 /// Tokens that return together.
 inline constexpr int kReturnTokens = 16;
-/// A device tells the divergence of queries when the sequence has a multiple of so many tokens.
-inline constexpr int kDivergenceTokens = kBlockTokens / 2;
+/// A device tells the signal of queries when the sequence has a multiple of so many tokens.
+inline constexpr int kQuerySignalTokens = kBlockTokens / 2;
 
 struct RetentionOptions {
   bool returns = true;
@@ -49,7 +50,9 @@ struct RetentionOptions {
   std::int32_t sink_tokens = 4;   // first tokens, never dropped
   float redundancy = 2;
   bool squared = false;      // scores add up squared attention
-  bool query_means = false;  // running means of the queries are kept, for Divergence
+  bool query_means = false;  // running means of the queries are kept, for QuerySignal
+  /// What QuerySignal makes of them, of the model's shape; null: their divergence.
+  std::shared_ptr<const GrowthWeights> growth_weights;
   bool operator==(const RetentionOptions&) const = default;
 };
 
@@ -124,7 +127,7 @@ class RetainedHistory {
     remote_returned_tokens_ += returned_tokens;
     remote_lost_pages_ += lost_pages;
   }
-  void SetRemoteDivergence(double divergence) { remote_divergence_ = divergence; }
+  void SetRemoteQuerySignal(double signal) { remote_query_signal_ = signal; }
   /// [head_dim + 1]: the weight of a token by the number of signs in which the most similar later
   /// key differs.
   std::span<const float> weights_by_signs() const { return weight_at_; }
@@ -152,10 +155,11 @@ class RetainedHistory {
   /// The keys of block noted() of one unit, before RoPE: [32][head_dim]. All units, then EndNote.
   void NoteKeys(int unit, std::span<const float> keys, const KeyKernel& kernel = ScalarKeyKernel());
   void EndNote() { ++noted_; }
-  /// Mean over heads of 1 - cos between short and long running means of the queries. 0 before the
-  /// first query. Only with query_means. With tables kept remotely: as of the last step that ended
-  /// at a multiple of kDivergenceTokens.
-  double Divergence() const;
+  /// What the short and long running means of the queries say: their divergence, the mean over
+  /// heads of 1 - cos, or with growth_weights what those make of them. 0 before the first query.
+  /// Only with query_means. With tables kept remotely: as of the last step that ended at a multiple
+  /// of kQuerySignalTokens.
+  double QuerySignal() const;
 
   /// A slot that a token moves into.
   struct Move {
@@ -243,7 +247,7 @@ class RetainedHistory {
   std::shared_ptr<RowSource> source_;
   std::shared_ptr<RemoteTables> remote_;
   std::int64_t remote_returned_pages_ = 0, remote_returned_tokens_ = 0, remote_lost_pages_ = 0;
-  double remote_divergence_ = 0;
+  double remote_query_signal_ = 0;
   int words_;
   std::vector<float> weight_at_;  // by the number of signs that differ
   std::vector<Unit> units_;

@@ -7,12 +7,14 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/size.h"
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/progress.h"
 #include "engine/calibration.h"
+#include "model/growth_weights.h"
 #include "replay/report.h"
 #include "replay/texts.h"
 
@@ -42,6 +44,8 @@ struct QualityFlags {
   ReckonerOptions problems;
   std::size_t limit = 0, text_limit = 0;
   int protect = 16;
+  std::string grow_weights;
+  std::optional<float> grow_above;
   bool no_calibration = false;
 };
 
@@ -270,13 +274,22 @@ Result<std::vector<NamedText>> MeasureTexts(const QualityFlags& flags) {
   return reports;
 }
 
-Result<std::vector<ReckonerScore>> MeasureProblems(const QualityFlags& flags) {
+Result<std::vector<ReckonerScore>> MeasureProblems(QualityFlags& flags) {
   PLIANT_ASSIGN_OR_RETURN(std::vector<ReckonerProblem> problems,
                           ReadReckonerProblems(flags.reckoner));
   problems = LimitPerLevel(std::move(problems), flags.limit);
   const bool precise = flags.arithmetic == "precise";
   PLIANT_ASSIGN_OR_RETURN(Lab lab, OpenLab(flags, precise, flags.problems.max_rows,
                                            flags.problems.slots, ReckonerPages(flags.problems)));
+  HistoryOptions& history = flags.problems.history;
+  if ((history.growth == GrowthSignal::kLearned) != !flags.grow_weights.empty())
+    return InvalidArgument("--grow-signal learned and --grow-weights FILE go together");
+  if (!flags.grow_weights.empty()) {
+    auto weights = OpenGrowthWeights(flags.grow_weights, lab.opened.model->config());
+    if (!weights.ok()) return weights.status().WithContext("--grow-weights");
+    history = GrowingBy(history, *std::move(weights));
+  }
+  if (flags.grow_above) history.grow_above = *flags.grow_above;
   const PromptEncoder encode = [&](const std::string& prompt) -> Result<std::vector<TokenId>> {
     const Json messages = Json::array({{{"role", "user"}, {"content", prompt}}});
     PLIANT_ASSIGN_OR_RETURN(const std::string text, RenderChat(lab.opened, messages.dump(), true));
@@ -323,22 +336,29 @@ int BenchQuality(QualityFlags flags) {
   return written.ok() ? 0 : Fail(written);
 }
 
-void AddHistoryFlags(CLI::App& app, ReckonerOptions& problems) {
+void AddHistoryFlags(CLI::App& app, QualityFlags& flags) {
+  ReckonerOptions& problems = flags.problems;
   HistoryOptions& history = problems.history;
   RetentionOptions& retention = history.retention;
   app.add_flag("--grow", problems.grows, "The capacity grows");
   app.add_flag("--from-prompt", history.start_from_prompt,
                "--capacity counts the blocks besides the prompt's");
   const auto set_signal = [&history](const std::string& name) {
-    history.growth = name == "returns" ? GrowthSignal::kReturns : GrowthSignal::kDivergence;
+    history.growth = name == "returns"      ? GrowthSignal::kReturns
+                     : name == "divergence" ? GrowthSignal::kDivergence
+                                            : GrowthSignal::kLearned;
   };
-  app.add_option_function<std::string>(
-         "--grow-signal", set_signal,
-         "What makes it grow: returns (a token and KV head), or divergence of the queries")
-      ->check(CLI::IsMember({"returns", "divergence"}))
+  app.add_option_function<std::string>("--grow-signal", set_signal,
+                                       "What makes it grow: returns (a token and KV head), "
+                                       "divergence of the queries, or learned: "
+                                       "what --grow-weights make of the queries")
+      ->check(CLI::IsMember({"returns", "divergence", "learned"}))
       ->default_str("returns");
-  app.add_option("--grow-above", history.grow_above, "It grows when the signal is above this")
-      ->capture_default_str();
+  app.add_option("--grow-weights", flags.grow_weights,
+                 "File of weights fitted to the model (bench/fit_signal.py)");
+  app.add_option("--grow-above", flags.grow_above,
+                 "It grows when the signal is above this; default: 0.2, and of learned what its "
+                 "file says");
   app.add_flag("--courses", problems.courses,
                "Answers and the signals that they met go into --json (bench/demand.py)");
   app.add_flag("!--no-returns", retention.returns, "Dropped tokens are gone for good");
@@ -411,7 +431,7 @@ Command AddBenchQuality(CLI::App& app) {
          "Blocks of 32 tokens of a problem's history that take part while it is solved; 0: all")
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
-  AddHistoryFlags(app, flags->problems);
+  AddHistoryFlags(app, *flags);
   app.add_flag("--no-calibration", flags->no_calibration,
                "The channels of K and V are not measured: scale 1, center 0");
   app.add_option("--json", flags->json, "Write everything measured to this file");

@@ -12,6 +12,7 @@
 #include "base/host_memory.h"
 #include "base/size.h"
 #include "cli/progress.h"
+#include "model/growth_weights.h"
 #include "server/json.h"
 
 #if defined(PLIANT_CUDA)
@@ -166,6 +167,10 @@ void EngineFlags::AddTo(CLI::App& app) {
       ->check(CLI::IsMember({"auto", "16", "12", "8", "8/4", "4"}));
   app.add_flag("--no-kv-returns", no_kv_returns,
                "What leaves a request's attention for its capacity does not come back");
+  app.add_option("--kv-grow-weights", kv_grow_weights,
+                 "Where histories are cut for good: file of weights fitted to the model "
+                 "(bench/fit_signal.py) that tell when a growing capacity grows; without: the "
+                 "divergence of the queries");
   app.add_option("--exact-store", exact_store,
                  "Where exact copies of cache blocks go: none, ram:SIZE, file:PATH:SIZE; auto: "
                  "RAM, as large as the KV memory, or three times that with a floor of 4 bits")
@@ -246,7 +251,7 @@ Result<OpenedModel> OpenModel(const ModelFlags& flags) {
 
 namespace {
 
-Status SetHistory(const EngineFlags& flags, HistoryOptions* history) {
+Status SetHistory(const EngineFlags& flags, const ModelConfig& config, HistoryOptions* history) {
   const std::string capacity = flags.kv_capacity != "auto"  ? flags.kv_capacity
                                : flags.policy == "growpage" ? "grow"
                                : flags.policy == "budget"   ? "1024"
@@ -259,6 +264,16 @@ Status SetHistory(const EngineFlags& flags, HistoryOptions* history) {
   // Without exact copies nothing can return.
   if (flags.no_kv_returns || !copies || flags.policy == "growpage" || flags.policy == "budget") {
     *history = DroppingForGood(*history);
+  }
+  if (!flags.kv_grow_weights.empty()) {
+    if (history->retention.returns) {
+      return InvalidArgument(
+          "--kv-grow-weights: what is dropped can return here, and then returns tell when to grow; "
+          "add --no-kv-returns or --policy growpage");
+    }
+    auto weights = OpenGrowthWeights(flags.kv_grow_weights, config);
+    if (!weights.ok()) return weights.status().WithContext("--kv-grow-weights");
+    *history = GrowingBy(*history, *std::move(weights));
   }
   const std::string kept = flags.kv_kept_bits != "auto" ? flags.kv_kept_bits
                            : history->retention.returns ? "8/4"
@@ -290,7 +305,7 @@ Result<std::unique_ptr<Engine>> StartEngine(const EngineFlags& flags, OpenedMode
   options.sched.max_context = flags.context == 0
                                   ? opened.model->config().context_length
                                   : std::min(flags.context, opened.model->config().context_length);
-  PLIANT_RETURN_IF_ERROR(SetHistory(flags, &options.sched.history));
+  PLIANT_RETURN_IF_ERROR(SetHistory(flags, opened.model->config(), &options.sched.history));
   options.calibrate = !flags.no_calibration;
   options.steps_ahead = !flags.no_steps_ahead;
   {

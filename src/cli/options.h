@@ -33,6 +33,7 @@ struct EngineFlags {
   std::string kv_capacity = "auto";
   bool no_kv_returns = false;
   std::string kv_kept_bits = "auto";
+  std::string kv_grow_weights;
   bool no_prefix_cache = false;
   bool no_calibration = false;
   std::int64_t context = 0;

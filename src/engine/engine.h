@@ -12,6 +12,7 @@
 
 #include "engine/request.h"
 #include "kv/decision_log.h"
+#include "kv/history.h"
 
 namespace pliant {
 
@@ -37,7 +38,7 @@ struct EngineStats {
   std::int64_t tokens_below_16_bits = 0, restore_nanoseconds = 0;
   // Of requests with a capacity; pages of 16 tokens of one (layer, KV head).
   std::int64_t drops = 0, returned_pages = 0, lost_pages = 0, capacity_growths = 0;
-  std::array<std::int64_t, 8> signals{};  // growth signals by kSignalBounds
+  std::array<std::int64_t, kSignalBounds.size() + 1> signals{};  // growth signals by kSignalBounds
   double signal_sum = 0;
   std::int64_t decisions[static_cast<int>(Reason::kCount)] =
       {};                                        // by reason: what each rung of the ladder did

@@ -38,9 +38,16 @@ HistoryOptions DroppingForGood(HistoryOptions options) {
   options.retention.squared = true;
   options.recent_blocks = 2;
   options.growth = GrowthSignal::kDivergence;
-  options.grow_above = 0.03f;
+  options.grow_above = 0.035f;
   options.start_from_prompt = true;
   options.start_blocks = 8;
+  return options;
+}
+
+HistoryOptions GrowingBy(HistoryOptions options, std::shared_ptr<const GrowthWeights> weights) {
+  options.growth = GrowthSignal::kLearned;
+  options.grow_above = weights->above;
+  options.retention.growth_weights = std::move(weights);
   return options;
 }
 
@@ -53,8 +60,8 @@ History::History(const HistoryOptions& options, std::int32_t capacity, bool grow
       grows_(grows) {}
 
 bool History::IsUpToDate(std::int64_t tokens) const {
-  const bool asks = grows_ && growth_ == GrowthSignal::kDivergence &&
-                    tokens % kDivergenceTokens == 0 && asked_at_ != tokens;
+  const bool asks = grows_ && growth_ != GrowthSignal::kReturns &&
+                    tokens % kQuerySignalTokens == 0 && asked_at_ != tokens;
   return BlocksWith(tokens) == blocks_ && !asks;
 }
 
@@ -64,9 +71,9 @@ History::Growth History::Extend(std::int64_t tokens, const RetainedHistory& reta
   const std::int32_t filled = blocks - std::exchange(blocks_, blocks);
   if (!grows_) return Growth::kNotAsked;
   bool asked = filled != 0;
-  if (growth_ == GrowthSignal::kDivergence) {
-    asked = tokens % kDivergenceTokens == 0 && std::exchange(asked_at_, tokens) != tokens;
-    if (asked) signal_ = retained.Divergence();
+  if (growth_ != GrowthSignal::kReturns) {
+    asked = tokens % kQuerySignalTokens == 0 && std::exchange(asked_at_, tokens) != tokens;
+    if (asked) signal_ = retained.QuerySignal();
     if (asked && signal_ > grow_above_) ++halves_;
   } else if (asked) {
     const std::int64_t returned = retained.returned_pages();

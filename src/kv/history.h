@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <string_view>
 
 #include "backend/retained_history.h"
@@ -30,10 +31,14 @@ enum class GrowthSignal : std::uint8_t {
   // Of the queries' short and long running means: asked whenever half a block is full, as the short
   // mean forgets sooner than a block fills. Each half that says so counts half a block.
   kDivergence,
+  // The chance that more will be needed, by weights fitted to the model (RetentionOptions::
+  // growth_weights): asked, and counted, in the same way.
+  kLearned,
 };
 
 /// Upper bounds by which growth signals are counted.
-inline constexpr std::array<double, 7> kSignalBounds = {0.003, 0.01, 0.02, 0.03, 0.05, 0.1, 0.3};
+inline constexpr std::array<double, 10> kSignalBounds = {0.003, 0.01, 0.02, 0.03, 0.05,
+                                                         0.1,   0.3,  0.5,  0.7,  0.9};
 
 /// What a server lets its requests have.
 struct HistoryOptions {
@@ -49,7 +54,8 @@ struct HistoryOptions {
   /// What a history's tables are made with.
   RetentionOptions RetentionOf(bool grows) const {
     RetentionOptions options = retention;
-    options.query_means = grows && growth == GrowthSignal::kDivergence;
+    options.query_means = grows && growth != GrowthSignal::kReturns;
+    if (!grows || growth != GrowthSignal::kLearned) options.growth_weights = nullptr;
     return options;
   }
   bool operator==(const HistoryOptions&) const = default;
@@ -59,6 +65,9 @@ struct HistoryOptions {
 /// about): likeness counts more, more of what is recent stays, and the divergence of the queries
 /// tells when to grow.
 HistoryOptions DroppingForGood(HistoryOptions options);
+
+/// The same where fitted weights tell when to grow, above what they say.
+HistoryOptions GrowingBy(HistoryOptions options, std::shared_ptr<const GrowthWeights> weights);
 
 class History {
  public:

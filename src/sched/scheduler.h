@@ -51,7 +51,7 @@ struct SchedStats {
   std::int64_t retained_tokens = 0, dropped_tokens = 0;
   std::int64_t drops = 0, growths = 0, returned_pages = 0, lost_pages = 0;
   /// Growth signals seen, counted by upper bound kSignalBounds; the last: above all.
-  std::array<std::int64_t, 8> signals{};
+  std::array<std::int64_t, kSignalBounds.size() + 1> signals{};
   double signal_sum = 0;
 };
 

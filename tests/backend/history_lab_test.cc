@@ -23,7 +23,12 @@ TEST(HistoryLab, WhatIsDroppedForGoodIsChosenByExactLikeness) {
   DroppedForGood(Cpu(), {4, 2, 64, 1});
   DroppedForGood(Cpu(), {4, 2, 64, 1}, 16, /*squared=*/false);
 }
+TEST(HistoryLab, FittedWeightsSayTheSameOfTheQueriesMeans) {
+  DroppedForGood(Cpu(), {4, 2, 64, 2}, 16, /*squared=*/true, /*learned=*/true);
+  DroppedForGood(Cpu(), {9, 3, 64, 1}, 2, /*squared=*/true, /*learned=*/true);
+}
 TEST(HistoryLab, StepsThatTakeTokens) { SampledSteps(MakeReferenceBackend()); }
+TEST(HistoryLab, StepsWhereNothingReturns) { SampledSteps(MakeReferenceBackend(), false); }
 
 }  // namespace
 }  // namespace pliant::testing

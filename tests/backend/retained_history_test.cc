@@ -267,7 +267,7 @@ TEST(RetainedHistory, TheMostWantedPageReturnsInPlaceOfTheLeastUsed) {
 
 TEST(RetainedHistory, DivergenceRisesWhenQueriesTurn) {
   RetainedHistory history = Make({.query_means = true});
-  EXPECT_EQ(history.Divergence(), 0);
+  EXPECT_EQ(history.QuerySignal(), 0);
   std::vector<float> east(64), north(64);
   east[0] = north[1] = 1;
   const auto ask = [&](const std::vector<float>& query) {
@@ -276,12 +276,46 @@ TEST(RetainedHistory, DivergenceRisesWhenQueriesTurn) {
     }
   };
   for (int i = 0; i < 200; ++i) ask(east);
-  EXPECT_NEAR(history.Divergence(), 0, 1e-6);
+  EXPECT_NEAR(history.QuerySignal(), 0, 1e-6);
   // After n turned queries a mean over w steps has turned by 1 - (1 - 1/w)^n.
   for (int i = 0; i < 8; ++i) ask(north);
   const double quick = std::pow(1 - 1 / 16.0, 8), slow = std::pow(1 - 1 / 64.0, 8);
   const double angle = std::atan2(1 - quick, quick) - std::atan2(1 - slow, slow);
-  EXPECT_NEAR(history.Divergence(), 1 - std::cos(angle), 1e-4);
+  EXPECT_NEAR(history.QuerySignal(), 1 - std::cos(angle), 1e-4);
+}
+
+TEST(RetainedHistory, FittedWeightsTellWhereQueriesPoint) {
+  // Of one head the short mean counts along x, of another the long one against y.
+  const std::size_t size = std::size_t{kHeads} * kGeometry.layers * kGeometry.head_dim;
+  GrowthWeights weights{
+      .layers = kGeometry.layers, .heads = kHeads, .head_dim = kGeometry.head_dim};
+  weights.short_mean.resize(size);
+  weights.long_mean.resize(size);
+  weights.bias = -1;
+  const std::size_t one = std::size_t{kGeometry.head_dim} * (kHeads + 1), other = 0;
+  weights.short_mean[one] = 3;
+  weights.long_mean[other + 1] = -5;
+  RetainedHistory history =
+      Make({.query_means = true, .growth_weights = std::make_shared<const GrowthWeights>(weights)});
+  EXPECT_EQ(history.QuerySignal(), 0) << "no query has been seen";
+  const auto chance = [](double z) { return 1 / (1 + std::exp(-z)); };
+  std::vector<float> east(64), north(64);
+  east[0] = 8;  // lengths do not count
+  north[1] = 0.125f;
+  const auto ask = [&](const std::vector<float>& query) {
+    for (int layer = 0; layer < kGeometry.layers; ++layer) {
+      for (int head = 0; head < kHeads; ++head) history.NoteQuery(layer, head, query.data());
+    }
+  };
+  ask(east);
+  EXPECT_NEAR(history.QuerySignal(), chance(-1 + 3), 1e-6);
+  for (int i = 0; i < 64; ++i) ask(north);
+  const double quick = 8 * std::pow(1 - 1 / 16.0, 64), slow = 8 * std::pow(1 - 1 / 64.0, 64);
+  const double quick_north = 0.125 * (1 - quick / 8), slow_north = 0.125 * (1 - slow / 8);
+  EXPECT_NEAR(history.QuerySignal(),
+              chance(-1 + 3 * quick / std::hypot(quick, quick_north) -
+                     5 * slow_north / std::hypot(slow, slow_north)),
+              1e-4);
 }
 
 TEST(RetainedHistory, StaysSoundOverRandomDropsAndReturns) {

@@ -32,6 +32,9 @@ TEST_P(CudaHistoryShapes, WhatIsDroppedForGoodIsChosenByExactLikeness) {
   DroppedForGood(Gpu(), GetParam());
   if (GetParam().heads == 4) DroppedForGood(Gpu(), GetParam(), 16, /*squared=*/false);
 }
+TEST_P(CudaHistoryShapes, FittedWeightsSayTheSameOfTheQueriesMeans) {
+  DroppedForGood(Gpu(), GetParam(), 16, /*squared=*/true, /*learned=*/true);
+}
 INSTANTIATE_TEST_SUITE_P(Shapes, CudaHistoryShapes, ::testing::ValuesIn(kLabShapes),
                          [](const ::testing::TestParamInfo<LabShape>& info) {
                            return "h" + std::to_string(info.param.heads) + "_" +

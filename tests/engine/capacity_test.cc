@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <numeric>
 #include <string>
 
 #include "engine/support/test_model.h"
+#include "model/growth_weights.h"
 #include "support/rounds.h"
 
 namespace pliant {
@@ -94,6 +96,32 @@ TEST(EngineCapacity, PoliciesThatDropForGood) {
     EXPECT_LT(answer.usage.held_pages, answer.usage.whole_pages);
     const EngineStats stats = StatsNow(*model.engine);
     EXPECT_EQ(stats.drops, answer.usage.dropped);
+    ExpectAtRest(model);
+  }
+}
+
+TEST(EngineCapacity, GrowsAsWeightsFittedToTheModelSay) {
+  TestEngineOptions options;
+  options.policy = KvPolicy::kGrowPage;
+  options.prefix_cache = false;
+  const auto weights = OpenGrowthWeights(PLIANT_TEST_DATA "/models/reckoner-growth.safetensors",
+                                         Model::Open(options.model_path).value()->config());
+  ASSERT_TRUE(weights.ok()) << weights.status().message();
+  options.history = GrowingBy(DroppingForGood({}), *weights);
+  options.history.default_capacity = Capacity{Capacity::Kind::kGrow, 0};
+  options.history.start_from_prompt = false;
+  options.history.start_blocks = 6;
+  for (const float above : {1e-6f, 1 - 1e-6f}) {
+    SCOPED_TRACE(above);
+    options.history.grow_above = above;
+    TestModel model(options);
+    const Collector::Answer answer = model.Ask(WithCapacity(model, 0, {}, 160));
+    ASSERT_TRUE(answer.error.ok()) << answer.error.message();
+    const EngineStats stats = StatsNow(*model.engine);
+    // Chances, some above a half and some below.
+    EXPECT_GT(std::accumulate(stats.signals.begin() + 8, stats.signals.end(), 0L), 0);
+    EXPECT_GT(std::accumulate(stats.signals.begin(), stats.signals.begin() + 8, 0L), 0);
+    EXPECT_EQ(stats.capacity_growths > 0, above < 0.5f);
     ExpectAtRest(model);
   }
 }

@@ -424,10 +424,10 @@ TEST(History, GrowsOnlyWhenItIsShortAndAsked) {
     query[i < 50 ? 0 : 1] = 1;
     retained.NoteQuery(0, 0, query.data());
   }
-  ASSERT_GT(retained.Divergence(), 0.1);
+  ASSERT_GT(retained.QuerySignal(), 0.1);
   EXPECT_EQ(fixed.Extend(96, retained), Growth::kNotAsked);
   EXPECT_EQ(growing.Extend(80, retained), Growth::kStayed) << "there is room";
-  EXPECT_EQ(growing.signal(), retained.Divergence());
+  EXPECT_EQ(growing.signal(), retained.QuerySignal());
   EXPECT_EQ(growing.Extend(80, retained), Growth::kNotAsked) << "nothing was filled";
   EXPECT_EQ(growing.Extend(95, retained), Growth::kNotAsked);
   // Short of a block from here on. Each half that asks for more counts half a block.
@@ -458,6 +458,35 @@ TEST(History, GrowsOnlyWhenItIsShortAndAsked) {
   EXPECT_EQ(growing.capacity(), 4);
   EXPECT_TRUE(growing.MustDrop(6, retained));
   EXPECT_EQ(fixed.capacity(), 3);
+}
+
+TEST(History, FittedWeightsDecideInsteadOfTheDivergence) {
+  using Growth = History::Growth;
+  const auto weights = [](float along) {
+    GrowthWeights made{.layers = 1, .heads = 1, .head_dim = 32, .above = 0.6f};
+    made.short_mean.resize(32);
+    made.long_mean.resize(32);
+    made.short_mean[0] = along;
+    return std::make_shared<const GrowthWeights>(made);
+  };
+  // Queries that never turn: by divergence nothing would ever grow.
+  std::vector<float> query(32);
+  query[0] = 2;
+  for (const float along : {1.0f, 0.2f, -1.0f}) {
+    SCOPED_TRACE(along);
+    const HistoryOptions options = GrowingBy(DroppingForGood({}), weights(along));
+    EXPECT_EQ(options.grow_above, 0.6f);
+    EXPECT_EQ(options.RetentionOf(false).growth_weights, nullptr) << "nobody asks";
+    RetainedHistory retained({.layers = 1, .kv_heads = 1, .head_dim = 32}, 1,
+                             options.RetentionOf(true), std::make_shared<NoSource>());
+    for (int i = 0; i < 20; ++i) retained.NoteQuery(0, 0, query.data());
+    const double chance = 1 / (1 + std::exp(-double{along}));
+    EXPECT_NEAR(retained.QuerySignal(), chance, 1e-6);
+    History growing(options, 4, true);
+    EXPECT_EQ(growing.Extend(144, retained), Growth::kStayed);  // five blocks, four may be
+    EXPECT_EQ(growing.Extend(160, retained), along > 0.5f ? Growth::kGrew : Growth::kStayed);
+    EXPECT_NEAR(growing.signal(), chance, 1e-6);
+  }
 }
 
 }  // namespace

@@ -1,7 +1,11 @@
 // What every backend that keeps histories with a capacity is put through (history_lab.h).
 #pragma once
 
+#include <memory>
 #include <numeric>
+#include <random>
+#include <utility>
+#include <vector>
 
 #include "support/history_lab.h"
 #include "support/rounds.h"
@@ -135,11 +139,25 @@ inline void Refilled(std::unique_ptr<Backend> backend, LabPlanes planes) {
   EXPECT_GT(lab[a].got->returned_pages(), 0);
 }
 
+/// Weights of both signs for every channel, none too large for their sum to tell something.
+inline std::shared_ptr<const GrowthWeights> SomeGrowthWeights(const LabShape& shape) {
+  GrowthWeights weights{.layers = shape.layers, .heads = shape.heads, .head_dim = shape.dim};
+  std::mt19937 random(5);
+  std::normal_distribution<float> normal(0, 0.3f);
+  for (std::vector<float>* part : {&weights.short_mean, &weights.long_mean}) {
+    part->resize(static_cast<std::size_t>(shape.layers) * shape.heads * shape.dim);
+    for (float& value : *part) value = normal(random);
+  }
+  weights.bias = 0.25f;
+  return std::make_shared<const GrowthWeights>(std::move(weights));
+}
+
 /// Steps of which a device may make graphs: of histories alone and with others beside them, while
 /// tables and kept blocks grow.
 inline void SampledSteps(std::unique_ptr<Backend> backend, bool returns = true) {
-  HistoryLab lab(std::move(backend), {4, 2, 64, 2},
-                 {.returns = returns, .return_weight = 0.2f, .query_means = !returns}, {2, 2});
+  RetentionOptions options{.returns = returns, .return_weight = 0.2f, .query_means = !returns};
+  if (!returns) options.growth_weights = SomeGrowthWeights({4, 2, 64, 2});
+  HistoryLab lab(std::move(backend), {4, 2, 64, 2}, options, {2, 2});
   const int a = lab.Add(), b = lab.Add();
   lab.Add(false);
   lab.Step({200, 150, 40}, kSmall);
@@ -156,22 +174,24 @@ inline void SampledSteps(std::unique_ptr<Backend> backend, bool returns = true) 
       if (lab[s].FullBlocks() > lab[s].got->noted()) lab.Note(s);
     }
   }
-  if (returns)
+  if (returns) {
     EXPECT_GT(lab[a].got->returned_pages(), 3);
-  else
-    EXPECT_GT(lab.divergences(), 3);
+  } else {
+    EXPECT_GT(lab.query_signals(), 3);
+    EXPECT_GT(lab[a].got->QuerySignal(), 0);
+  }
   EXPECT_GT(lab.compared_tokens(), 20);
 }
 
 /// What is dropped is gone: likeness is told exactly, and the queries' means are kept. Tables grow
 /// before and after the first drop, and what they hold of whole tokens comes around.
 inline void DroppedForGood(std::unique_ptr<Backend> backend, const LabShape& shape,
-                           float redundancy = 16, bool squared = true) {
+                           float redundancy = 16, bool squared = true, bool learned = false) {
   SCOPED_TRACE(::testing::Message() << shape.heads << " heads, dim " << shape.dim);
-  HistoryLab lab(
-      std::move(backend), shape,
-      {.returns = false, .redundancy = redundancy, .squared = squared, .query_means = true},
-      {2, 2});
+  RetentionOptions options{
+      .returns = false, .redundancy = redundancy, .squared = squared, .query_means = true};
+  if (learned) options.growth_weights = SomeGrowthWeights(shape);
+  HistoryLab lab(std::move(backend), shape, options, {2, 2});
   const int a = lab.Add(), b = lab.Add(), plain = lab.Add(false);
   lab.Step({100, 33, 40}, kSmall);
   lab.Step({1, 36, 1}, kSmall);
@@ -190,8 +210,8 @@ inline void DroppedForGood(std::unique_ptr<Backend> backend, const LabShape& sha
   if (::testing::Test::HasFailure()) return;
   EXPECT_EQ(lab[a].context, 331);
   EXPECT_EQ(lab[a].got->returned_pages() + lab[b].got->returned_pages(), 0);
-  EXPECT_GT(lab.divergences(), 12);
-  EXPECT_GT(lab[a].got->Divergence(), 0);
+  EXPECT_GT(lab.query_signals(), 12);
+  EXPECT_GT(lab[a].got->QuerySignal(), 0);
   EXPECT_EQ(lab[a].got->kept_blocks(), 2);
   EXPECT_EQ(lab[plain].context, 41 + 14);
 }

@@ -35,7 +35,7 @@ class HistoryLab {
   int rows() const { return rows_; }
   int undecided() const { return undecided_; }
   int compared_tokens() const { return compared_tokens_; }
-  int divergences() const { return divergences_; }
+  int query_signals() const { return query_signals_; }
 
   /// A sequence, with a capacity or without.
   int Add(bool retains = true) {
@@ -301,9 +301,9 @@ class HistoryLab {
       for (int t = sequence.want->frontier() * kBlockTokens; t < sequence.context; ++t)
         scores[at++] = got[unit].score[t];
     }
-    if (options_.query_means && sequence.context % kDivergenceTokens == 0) {
-      EXPECT_NEAR(sequence.got->Divergence(), sequence.want->Divergence(), 1e-9);
-      ++divergences_;
+    if (options_.query_means && sequence.context % kQuerySignalTokens == 0) {
+      EXPECT_NEAR(sequence.got->QuerySignal(), sequence.want->QuerySignal(), 1e-9);
+      ++query_signals_;
     }
     if (undecided_ == 0) {
       EXPECT_EQ(sequence.got->returned_pages(), sequence.want->returned_pages());
@@ -458,7 +458,7 @@ class HistoryLab {
   std::vector<PageId> free_;
   std::vector<std::unique_ptr<LabSequence>> sequences_;
   bool samples_ = false;
-  int steps_ = 0, rows_ = 0, undecided_ = 0, compared_tokens_ = 0, divergences_ = 0;
+  int steps_ = 0, rows_ = 0, undecided_ = 0, compared_tokens_ = 0, query_signals_ = 0;
 };
 
 }  // namespace pliant::testing

@@ -262,12 +262,12 @@ void CudaBackend::NoteQueries(const QkvParams& params, const Tensor& qkv) {
 void CudaBackend::SendHistoryCounts() {
   if (histories_.empty()) return;
   const bool asked = std::any_of(histories_.begin(), histories_.end(), [](const auto& one) {
-    return one.tokens % kDivergenceTokens == 0 && one.history->options().query_means;
+    return one.tokens % kQuerySignalTokens == 0 && one.history->options().query_means;
   });
   if (asked) {
-    LaunchHistoryDivergence(history_rows_.data(), launched_histories_,
-                            geometry_.layers * histories_[0].history->heads(), geometry_.head_dim,
-                            history_counts_.data(), stream_.get());
+    LaunchHistoryQuerySignal(history_rows_.data(), launched_histories_,
+                             geometry_.layers * histories_[0].history->heads(), geometry_.head_dim,
+                             history_counts_.data(), stream_.get());
   }
   PLIANT_CUDA_CHECK(cudaMemcpyAsync(host_history_counts_.data(), history_counts_.data(),
                                     histories_.size() * sizeof(HistoryCounts),
@@ -279,8 +279,8 @@ void CudaBackend::CountHistories() {
     const HistoryCounts& counts = host_history_counts_[i];
     const auto& [history, tokens] = histories_[i];
     history->CountRemotely(counts.returned_pages, counts.returned_tokens, counts.lost_pages);
-    if (history->options().query_means && tokens % kDivergenceTokens == 0)
-      history->SetRemoteDivergence(counts.divergence);
+    if (history->options().query_means && tokens % kQuerySignalTokens == 0)
+      history->SetRemoteQuerySignal(counts.query_signal);
   }
   histories_.clear();
 }

@@ -65,6 +65,16 @@ void HistoryMemory::Give(DeviceArray<std::byte> buffer) {
   if (buffer.size() != 0) buffers_.emplace(buffer.size(), std::move(buffer));
 }
 
+Result<const float*> HistoryMemory::Put(std::shared_ptr<const GrowthWeights> weights) {
+  if (const auto at = weights_.find(weights); at != weights_.end()) return at->second.data();
+  const std::size_t size = weights->short_mean.size();
+  PLIANT_ASSIGN_OR_RETURN(DeviceArray<float> array,
+                          DeviceArray<float>::Make(2 * size, "growth weights"));
+  Upload<float>(weights->short_mean, array.data());
+  Upload<float>(weights->long_mean, array.data() + size);
+  return weights_.emplace(std::move(weights), std::move(array)).first->second.data();
+}
+
 DeviceHistory::DeviceHistory(const KvGeometry& geometry, const RetainedHistory& history,
                              std::shared_ptr<HistoryMemory> memory)
     : geometry_(geometry),
@@ -78,6 +88,7 @@ DeviceHistory::DeviceHistory(const KvGeometry& geometry, const RetainedHistory& 
   tables_.redundancy = options.redundancy;
   tables_.returns = options.returns;
   tables_.squared = options.squared;
+  growth_weights_ = options.growth_weights;
   if (options.query_means)
     query_floats_ = static_cast<std::size_t>(geometry.layers) * history.heads() * geometry.head_dim;
 }
@@ -131,6 +142,11 @@ Status DeviceHistory::Reserve(const RetainedHistory& history, std::int32_t block
 }
 
 Status DeviceHistory::MakeFixed() {
+  if (growth_weights_ != nullptr) {
+    PLIANT_ASSIGN_OR_RETURN(tables_.short_weight, memory_->Put(growth_weights_));
+    tables_.long_weight = tables_.short_weight + query_floats_;
+    tables_.weight_bias = growth_weights_->bias;
+  }
   const std::size_t sums = geometry_.Units() * static_cast<std::size_t>(geometry_.head_dim);
   PLIANT_ASSIGN_OR_RETURN(
       fixed_, memory_->Take(sums * sizeof(double) +

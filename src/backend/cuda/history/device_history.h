@@ -26,13 +26,19 @@ class HistoryMemory {
   /// At least so many bytes.
   Result<DeviceArray<std::byte>> Take(std::size_t bytes);
   void Give(DeviceArray<std::byte> buffer);
+  /// The weights of short means, then of long ones; one copy for all histories that have them.
+  Result<const float*> Put(std::shared_ptr<const GrowthWeights> weights);
   const Stream& stream() const { return *stream_; }
   /// The backend ends: histories that are left no longer touch its stream.
-  void Close() { buffers_.clear(); }
+  void Close() {
+    buffers_.clear();
+    weights_.clear();
+  }
 
  private:
   const Stream* stream_;
   std::multimap<std::size_t, DeviceArray<std::byte>> buffers_;  // by size
+  std::map<std::shared_ptr<const GrowthWeights>, DeviceArray<float>> weights_;
 };
 
 class DeviceHistory final : public RemoteTables {
@@ -78,6 +84,7 @@ class DeviceHistory final : public RemoteTables {
   DeviceArray<std::byte> fixed_, of_tokens_, of_slots_;
   std::vector<float> weights_;    // of signs, sent with the first Reserve
   std::size_t query_floats_ = 0;  // of each of the means
+  std::shared_ptr<const GrowthWeights> growth_weights_;
   HistoryTables tables_;
   std::int32_t frontier_ = 0, kept_blocks_ = 0;
   bool queries_seen_ = false;

@@ -48,6 +48,10 @@ struct HistoryTables {
   // Running means of the queries, [layers][heads][head_dim]; null where nobody asks for them.
   float* short_mean = nullptr;
   float* long_mean = nullptr;
+  // GrowthWeights: the same shape; null where the signal is the means' divergence.
+  const float* short_weight = nullptr;
+  const float* long_weight = nullptr;
+  float weight_bias = 0;
   std::int32_t token_room = 0, slot_room = 0, words = 0;
   /// Where a token is in arrays of token_room: without returns these are rings, of a power of two,
   /// that hold whole tokens only. Of tokens to come: score 0, weight 1.
@@ -64,7 +68,7 @@ struct HistoryTables {
 /// What a step tells of a history. Counts are added up by its kernels.
 struct HistoryCounts {
   std::uint32_t returned_pages, returned_tokens, lost_pages, pad;
-  double divergence;  // of the queries, where it was asked for
+  double query_signal;  // where it was asked for
 };
 
 /// A sequence with a history in a step. Device and host layout.

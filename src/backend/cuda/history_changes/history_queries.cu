@@ -9,7 +9,7 @@
 namespace pliant::cuda {
 namespace {
 
-constexpr int kWarps = 8;
+constexpr int kWarps = 16;
 constexpr std::uint32_t kAll = 0xffffffffu;
 
 /// One thread block a (head, history), a thread a channel.
@@ -38,37 +38,49 @@ __global__ void QueriesKernel(const __grid_constant__ HistoryQueriesArgs a) {
 
 /// One thread block a history; a warp goes through every kWarps-th head.
 __global__ void __launch_bounds__(kWarps * 32)
-    DivergenceKernel(const HistoryRow* histories, int pairs, int dim, HistoryCounts* counts) {
+    QuerySignalKernel(const HistoryRow* histories, int pairs, int dim, HistoryCounts* counts) {
   __shared__ double sums[kWarps];
   const HistoryRow& row = histories[blockIdx.x];
   const float* const quick = row.tables.short_mean;
   const float* const slow = row.tables.long_mean;
-  if (quick == nullptr || (row.context + row.rows) % kDivergenceTokens != 0) return;
+  if (quick == nullptr || (row.context + row.rows) % kQuerySignalTokens != 0) return;
+  const float* const quick_weight = row.tables.short_weight;
+  const float* const slow_weight = row.tables.long_weight;
+  const bool fitted = quick_weight != nullptr;
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   double sum = 0;
   for (int pair = warp; pair < pairs; pair += kWarps) {
-    double dot = 0, aa = 0, bb = 0;
+    double dot = 0, aa = 0, bb = 0, wa = 0, wb = 0;
     for (int c = lane; c < dim; c += 32) {
-      const double a = quick[static_cast<std::size_t>(pair) * dim + c];
-      const double b = slow[static_cast<std::size_t>(pair) * dim + c];
+      const std::size_t at = static_cast<std::size_t>(pair) * dim + c;
+      const double a = quick[at], b = slow[at];
       dot += a * b;
       aa += a * a;
       bb += b * b;
+      if (!fitted) continue;
+      wa += a * quick_weight[at];
+      wb += b * slow_weight[at];
     }
 #pragma unroll
     for (int m = 16; m > 0; m >>= 1) {
       dot += __shfl_xor_sync(kAll, dot, m);
       aa += __shfl_xor_sync(kAll, aa, m);
       bb += __shfl_xor_sync(kAll, bb, m);
+      wa += __shfl_xor_sync(kAll, wa, m);
+      wb += __shfl_xor_sync(kAll, wb, m);
     }
-    const double norms = sqrt(aa * bb);
-    if (norms > 0) sum += 1 - dot / norms;
+    if (fitted) {
+      sum += (aa > 0 ? wa / sqrt(aa) : 0) + (bb > 0 ? wb / sqrt(bb) : 0);
+    } else if (aa * bb > 0) {
+      sum += 1 - dot / sqrt(aa * bb);
+    }
   }
   if (lane == 0) sums[warp] = sum;
   __syncthreads();
   if (threadIdx.x != 0) return;
   for (int w = 1; w < kWarps; ++w) sum += sums[w];
-  counts[row.index].divergence = sum / pairs;
+  counts[row.index].query_signal =
+      fitted ? 1 / (1 + exp(-(row.tables.weight_bias + sum))) : sum / pairs;
 }
 
 }  // namespace
@@ -78,9 +90,9 @@ void LaunchHistoryQueries(const HistoryQueriesArgs& args, cudaStream_t stream) {
                    stream, args);
 }
 
-void LaunchHistoryDivergence(const HistoryRow* histories, int count, int pairs, int head_dim,
-                             HistoryCounts* counts, cudaStream_t stream) {
-  DivergenceKernel<<<count, kWarps * 32, 0, stream>>>(histories, pairs, head_dim, counts);
+void LaunchHistoryQuerySignal(const HistoryRow* histories, int count, int pairs, int head_dim,
+                              HistoryCounts* counts, cudaStream_t stream) {
+  QuerySignalKernel<<<count, kWarps * 32, 0, stream>>>(histories, pairs, head_dim, counts);
   PLIANT_CUDA_CHECK_LAUNCH();
 }
 

@@ -1,5 +1,5 @@
-// Room: backend/cuda. Running means of a history's queries (RetainedHistory::NoteQuery), and how
-// far they have parted. Called by the thread that owns the stream; enqueues only.
+// Room: backend/cuda. Running means of a history's queries (RetainedHistory::NoteQuery), and what
+// they say. Called by the thread that owns the stream; enqueues only.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -21,9 +21,9 @@ struct HistoryQueriesArgs {
 /// Takes the queries of all rows into the means, row after row.
 void LaunchHistoryQueries(const HistoryQueriesArgs& args, cudaStream_t stream);
 
-/// counts[index].divergence of histories that have means and end this step at a multiple of
-/// kDivergenceTokens: the mean of 1 - cos over `pairs` (layers * heads).
-void LaunchHistoryDivergence(const HistoryRow* histories, int count, int pairs, int head_dim,
-                             HistoryCounts* counts, cudaStream_t stream);
+/// counts[index].query_signal of histories that have means and end this step at a multiple of
+/// kQuerySignalTokens: RetainedHistory::QuerySignal over `pairs` (layers * heads).
+void LaunchHistoryQuerySignal(const HistoryRow* histories, int count, int pairs, int head_dim,
+                              HistoryCounts* counts, cudaStream_t stream);
 
 }  // namespace pliant::cuda
