@@ -119,17 +119,22 @@ bool PageMasses(const HistoryTable& table, int unit, const UnitAttention& attent
 }
 
 /// Blocks [0, blocks) of one split: scores += sum over columns of weights * factors[column][block].
-void AddWeights(int blocks, int columns, const float* weights, const float (*factors)[kSplitBlocks],
-                float* scores) {
+/// kColumns: as many as there are, or 0.
+template <int kColumns>
+void AddWeights(int blocks, int columns, const float* HWY_RESTRICT weights,
+                const float (*HWY_RESTRICT factors)[kSplitBlocks], float* HWY_RESTRICT scores) {
   const F32 d;
   const int lanes = static_cast<int>(hn::Lanes(d));
-  for (int t = 0; t < blocks * kBlockTokens; t += lanes) {
-    auto sum = hn::LoadU(d, scores + t);
-    for (int column = 0; column < columns; ++column) {
-      const auto factor = hn::Set(d, factors[column][t / kBlockTokens]);
-      sum = hn::MulAdd(hn::LoadU(d, weights + column * kSplitTokens + t), factor, sum);
+  if (kColumns > 0) columns = kColumns;
+  for (int b = 0; b < blocks; ++b) {
+    for (int t = b * kBlockTokens; t < (b + 1) * kBlockTokens; t += lanes) {
+      auto sum = hn::LoadU(d, scores + t);
+      for (int column = 0; column < columns; ++column) {
+        sum = hn::MulAdd(hn::LoadU(d, weights + column * kSplitTokens + t),
+                         hn::Set(d, factors[column][b]), sum);
+      }
+      hn::StoreU(sum, d, scores + t);
     }
-    hn::StoreU(sum, d, scores + t);
   }
 }
 
@@ -180,7 +185,16 @@ void AddScores(int tokens, const UnitAttention& attention, std::span<float> scor
         hn::StoreU(hn::Mul(weight, hn::Set(d, shares[column])), d, factors[column] + b);
       }
     }
-    AddWeights(count, columns, weights, factors, to);
+    switch (columns) {
+      case 3:
+        AddWeights<3>(count, columns, weights, factors, to);
+        break;
+      case 4:
+        AddWeights<4>(count, columns, weights, factors, to);
+        break;
+      default:
+        AddWeights<0>(count, columns, weights, factors, to);
+    }
   }
 }
 
