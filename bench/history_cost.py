@@ -22,8 +22,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 DATA = os.path.join(ROOT, "tests/data")
 KINDS = [  # the first that matches
     ("scoring", r"AddScores|AddWeights|AddLogits|RetainedHistory::(?!Wanted)|FewestSigns|LeastUseful|BoundOf|PlacesBelow|NoteRows|"
-                r"(?:N_\w+|\(anonymous namespace\))::(?:Decode|Signs|Fewest|JoinBytes)\b|MixChannels|N_\w+::Mix\b|JoinPlanes|"
-                r"::DecodeRow\(|Candidate|NoteQueries"),
+                r"(?:N_\w+|\(anonymous namespace\))::(?:Decode(?:Any)?(?:Rows)?|Signs|Fewest|JoinBytes)\b|MixChannels|N_\w+::Mix\b|JoinPlanes|"
+                r"::DecodeRow\(|Candidate|NoteQueries|LeavingOrder"),
     ("watching", r"WholeRows|AnyRows|SumRows|::Watch(?:Rows)?\b|CodeQueries|LoadScales|AskForKeys|PageMasses|BitsAbove|Wanted|log2f"),
     ("moving", r"CopyRows|ReturnRows|DropRows|OriginalBlock|StoreChecksum|::Find\b|Peek"),
     ("attention", r"KeyDots|ValueSums|Weigh|N_\w+::(Dots|Accumulate|Merge|Finish|LoadQueries|DecodeBlock)\b|Attend|DecodeRowPermuted|"

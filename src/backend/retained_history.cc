@@ -37,9 +37,18 @@ RetainedHistory::RetainedHistory(const KvGeometry& geometry, int heads,
   }
 }
 
+void RetainedHistory::KeepRemotely(std::shared_ptr<RemoteTables> tables) {
+  remote_ = std::move(tables);
+  short_mean_ = {};
+  long_mean_ = {};
+  query_seen_ = {};
+}
+
 void RetainedHistory::Reserve(std::int64_t tokens) {
-  const std::int64_t blocks = (tokens + kBlockTokens - 1) / kBlockTokens;
-  if (remote_ != nullptr || blocks * kBlockTokens <= reserved_) return;
+  if (remote_ != nullptr || tokens <= reserved_) return;
+  constexpr std::int64_t kBlocksAtOnce = 8;  // not every table in every block
+  const std::int64_t blocks =
+      (tokens + kBlocksAtOnce * kBlockTokens - 1) / (kBlocksAtOnce * kBlockTokens) * kBlocksAtOnce;
   reserved_ = blocks * kBlockTokens;
   const auto size = static_cast<std::size_t>(reserved_);
   for (Unit& unit : units_) {
@@ -49,8 +58,7 @@ void RetainedHistory::Reserve(std::int64_t tokens) {
     unit.score.resize(part);
     unit.weight.resize(part, 1.0f);
     if (!options_.returns) continue;
-    unit.left_score.resize(size);
-    unit.left_weight.resize(size);
+    unit.left.resize(size);
     unit.signs.resize(size * words_);
   }
 }
@@ -73,23 +81,34 @@ void RetainedHistory::NoteKeys(int unit, std::span<const float> keys, const KeyK
                    (noted_ + 1) * kBlockTokens <= reserved_,
                "keys of one block, with room for it");
   options_.returns ? NoteSigns(u, keys, kernel) : NoteExactly(u, keys);
+  u.order.Forget();
 }
 
 void RetainedHistory::NoteSigns(Unit& u, std::span<const float> keys, const KeyKernel& kernel) {
   const int dim = geometry_.head_dim;
   const std::int32_t first = noted_ * kBlockTokens, whole = frontier_ * kBlockTokens;
   PLIANT_CHECK(whole <= first, "what was dropped has been noted");
-  // What lies above the mean lies above the largest f32 that does not.
-  std::vector<float> means(u.key_sum.size());
-  std::vector<std::int32_t> fewest;
-  const double share = u.keys_summed > 0 ? 1.0 / static_cast<double>(u.keys_summed) : 0.0;
-  for (std::size_t c = 0; c < means.size(); ++c) {
-    const double mean = u.key_sum[c] * share;
-    means[c] = static_cast<float>(mean);
-    if (means[c] > mean) means[c] = std::nextafter(means[c], -INFINITY);
+  const auto kept = static_cast<int>(u.kept_token.size());
+  // Once a block, and not looked at since: weights are asked for, and where signs begin.
+  const auto ask = [](const auto* from, std::size_t count) {
+    for (std::size_t i = 0; i < count; i += 64 / sizeof(*from)) __builtin_prefetch(from + i);
+  };
+  ask(u.slot_signs.data(), std::min<std::size_t>(64, u.slot_signs.size()));
+  ask(u.signs.data() + static_cast<std::size_t>(whole) * words_, 64);
+  ask(u.weight.data(), static_cast<std::size_t>(kept + first - whole));
+  if (u.mean.empty()) {
+    // What lies above the mean lies above the largest f32 that does not.
+    const double share = u.keys_summed > 0 ? 1.0 / static_cast<double>(u.keys_summed) : 0.0;
+    for (const double sum : u.key_sum) {
+      const double mean = sum * share;
+      float below = static_cast<float>(mean);
+      if (below > mean) below = std::nextafter(below, -INFINITY);
+      u.mean.push_back(below);
+    }
   }
+  std::vector<std::int32_t> fewest;
   std::uint64_t* const fresh = u.signs.data() + static_cast<std::size_t>(first) * words_;
-  kernel.signs(kBlockTokens, dim, keys.data(), means.data(), fresh);
+  kernel.signs(kBlockTokens, dim, keys.data(), u.mean.data(), fresh);
   // Who of the older ones is nearly repeated? What was dropped has no say and is not asked.
   const auto compare = [&](const std::uint64_t* rows, int count, const std::uint64_t* later,
                            int later_count, float* weight) {
@@ -97,7 +116,6 @@ void RetainedHistory::NoteSigns(Unit& u, std::span<const float> keys, const KeyK
     kernel.fewest(words_, count, rows, later_count, later, fewest.data());
     for (int i = 0; i < count; ++i) weight[i] = std::min(weight[i], weight_at_[fewest[i]]);
   };
-  const auto kept = static_cast<int>(u.kept_token.size());
   float* weight = u.weight.data();
   compare(u.slot_signs.data(), kept, fresh, kBlockTokens, weight);
   weight += kept;
@@ -214,11 +232,9 @@ void RetainedHistory::Place(Unit& unit, std::int32_t token, std::int32_t slot) {
   unit.slot_keys.inverse_norm[slot] = unit.whole_keys.inverse_norm[row];
 }
 
-void RetainedHistory::Leave(Unit& unit, std::int32_t token, std::size_t at) {
+void RetainedHistory::Leave(Unit& unit, std::int32_t token, Left left) {
   unit.kept[token / kBlockTokens] &= ~(1u << (token % kBlockTokens));
-  if (!options_.returns) return;
-  unit.left_score[token] = unit.score[at];
-  unit.left_weight[token] = unit.weight[at];
+  if (options_.returns) unit.left[token] = left;
 }
 
 void RetainedHistory::ForgetOldestWhole() {
@@ -231,75 +247,58 @@ void RetainedHistory::ForgetOldestWhole() {
   }
 }
 
-namespace {
-
-struct Candidate {
-  std::int32_t use, token, at;  // at: in Unit::score
-  /// Least use first; older first among equals, so that the order is one.
-  bool operator<(const Candidate& other) const {
-    return use != other.use ? use < other.use : token < other.token;
-  }
-};
-
-/// The `count` of least use, in order. uses: those of all.
-std::vector<Candidate> LeastUseful(const UseTable& table, int count, const KeyKernel& kernel,
-                                   std::vector<std::int32_t>& uses) {
-  const auto size = static_cast<std::size_t>(table.tokens);
-  uses.resize(2 * size);
-  std::int32_t* const places = uses.data() + size;
-  kernel.least_useful(table, count, uses.data(), places);
-  std::vector<Candidate> least;
-  least.reserve(static_cast<std::size_t>(count));
-  for (int i = 0; i < count; ++i)
-    least.push_back({uses[places[i]], table.token[places[i]], places[i]});
-  std::sort(least.begin(), least.end());
-  return least;
-}
-
-}  // namespace
-
 void RetainedHistory::Drop(int unit, std::vector<Move>& moves, const KeyKernel& kernel) {
   Unit& u = units_[unit];
   moves.clear();
-  const std::size_t kept = u.kept_token.size();
+  const auto kept = static_cast<std::int32_t>(u.kept_token.size());
   // By where they are in u.score: kept tokens, then the block's.
-  std::vector<std::int32_t> tokens(u.kept_token), uses;
+  std::vector<std::int32_t> tokens;
+  tokens.reserve(u.kept_token.size() + kBlockTokens);
+  tokens = u.kept_token;
   for (int t = 0; t < kBlockTokens; ++t) tokens.push_back(frontier_ * kBlockTokens + t);
-  const UseTable table{.tokens = static_cast<int>(tokens.size()),
-                       .score = u.score.data(),
-                       .weight = u.weight.data(),
-                       .token = tokens.data(),
-                       .never_before = options_.sink_tokens};
-  const std::vector<Candidate> leaving = LeastUseful(table, kBlockTokens, kernel, uses);
-  // As many slots come free as tokens of the block stay.
+  u.order.List({.tokens = static_cast<int>(tokens.size()),
+                .score = u.score.data(),
+                .weight = u.weight.data(),
+                .token = tokens.data(),
+                .never_before = options_.sink_tokens},
+               kernel);
+  LeavingOrder::Token leaving[kBlockTokens];
+  u.order.TakeLeast(u.score.data(), leaving);
+  // As many slots come free as tokens of the block stay; both in order of use.
   std::uint32_t gone = 0;
-  for (const Candidate& c : leaving) {
-    if (c.at >= static_cast<std::int32_t>(kept)) gone |= 1u << (c.at - kept);
+  for (const LeavingOrder::Token& leaves : leaving) {
+    if (leaves.slot >= kept) gone |= 1u << (leaves.slot - kept);
   }
-  std::vector<Candidate> staying;
-  for (std::size_t i = kept; i < tokens.size(); ++i) {
-    if ((gone >> (i - kept) & 1) == 0)
-      staying.push_back({uses[i], tokens[i], static_cast<std::int32_t>(i)});
+  std::vector<std::pair<std::uint64_t, int>> staying;  // by use; in the block
+  for (int t = 0; t < kBlockTokens; ++t) {
+    if ((gone >> t & 1) != 0) continue;
+    staying.emplace_back(
+        LeavingOrder::KeyOf(u.score[kept + t], u.weight[kept + t], tokens[kept + t]), t);
   }
   std::sort(staying.begin(), staying.end());
   auto stays = staying.begin();
-  for (const Candidate& leaves : leaving) {
-    Leave(u, leaves.token, leaves.at);
-    if (leaves.at >= static_cast<std::int32_t>(kept)) continue;
-    Place(u, stays->token, leaves.at);
-    u.score[leaves.at] = u.score[stays->at];
-    u.weight[leaves.at] = u.weight[stays->at];
-    moves.push_back({stays->token, leaves.at});
+  std::int32_t slots[kBlockTokens] = {};
+  for (const LeavingOrder::Token& leaves : leaving) {
+    Leave(u, leaves.token, {leaves.score, leaves.weight});
+    if (leaves.slot >= kept) continue;
+    const std::int32_t at = kept + stays->second;
+    Place(u, tokens[at], leaves.slot);
+    u.score[leaves.slot] = u.score[at];
+    u.weight[leaves.slot] = u.weight[at];
+    slots[stays->second] = leaves.slot;
+    moves.push_back({tokens[at], leaves.slot});
     ++stays;
   }
   for (std::vector<float>* part : {&u.score, &u.weight}) {
-    const auto whole = part->begin() + static_cast<std::ptrdiff_t>(kept);
+    const auto whole = part->begin() + kept;
     part->erase(whole, whole + kBlockTokens);
   }
+  u.order.Place(kept, slots);
 }
 
 void RetainedHistory::DropIntoNewBlock(int unit, std::vector<Move>& moves) {
   Unit& u = units_[unit];
+  u.order.Forget();
   moves.clear();
   u.kept_token.resize(u.kept_token.size() + kBlockTokens);  // scores are where they must be
   if (options_.returns) {
@@ -319,6 +318,17 @@ void RetainedHistory::AddScores(int unit, std::span<const float> shares) {
   std::vector<float>& score = units_[unit].score;
   PLIANT_CHECK(shares.size() <= score.size(), "shares of what takes part");
   for (std::size_t i = 0; i < shares.size(); ++i) score[i] += shares[i];
+}
+
+void RetainedHistory::AskFor(int unit, std::int32_t page) const {
+  const Unit& u = units_[unit];
+  const std::size_t token = static_cast<std::size_t>(page) * kReturnTokens;
+  __builtin_prefetch(&u.left[token]);
+  __builtin_prefetch(&u.left[token + kReturnTokens - 1]);
+  __builtin_prefetch(&u.signs[token * words_]);
+  __builtin_prefetch(&u.signs[(token + kReturnTokens) * words_ - 1]);
+  __builtin_prefetch(&u.kept[token / kBlockTokens], 1);
+  u.order.AskFor();
 }
 
 std::int32_t RetainedHistory::Wanted(int unit, std::span<const float> masses) const {
@@ -341,30 +351,42 @@ void RetainedHistory::Return(int unit, std::int32_t page, std::vector<Move>& mov
   Unit& u = units_[unit];
   moves.clear();
   const std::int32_t first = page * kReturnTokens;
-  std::int32_t back[kReturnTokens];
-  int wanted = 0;
+  LeavingOrder::Token coming[kReturnTokens], leaving[kReturnTokens];
+  std::size_t wanted = 0;
   for (std::int32_t token = first; token < first + kReturnTokens; ++token) {
-    if ((u.kept[token / kBlockTokens] >> (token % kBlockTokens) & 1) == 0) back[wanted++] = token;
+    if ((u.kept[token / kBlockTokens] >> (token % kBlockTokens) & 1) != 0) continue;
+    coming[wanted++] = {
+        .token = token, .score = u.left[token].score, .weight = u.left[token].weight};
   }
-  const UseTable table{.tokens = static_cast<int>(u.kept_token.size()),
-                       .score = u.score.data(),
-                       .weight = u.weight.data(),
-                       .token = u.kept_token.data(),
-                       .never_before = options_.sink_tokens,
-                       .never_from = first,
-                       .never_to = first + kReturnTokens};
-  wanted = std::min(wanted, table.tokens);
-  int count = 0;
-  std::vector<std::int32_t> uses;
-  for (const Candidate& leaves :
-       wanted > 0 ? LeastUseful(table, wanted, kernel, uses) : std::vector<Candidate>()) {
-    if (leaves.use == kEndlessUse) break;
-    Leave(u, leaves.token, leaves.at);
-    Place(u, back[count], leaves.at);
-    u.score[leaves.at] = u.left_score[back[count]];
-    u.weight[leaves.at] = u.left_weight[back[count]];
-    moves.push_back({back[count], leaves.at});
-    ++count;
+  const std::span<LeavingOrder::Token> back(coming, std::min(wanted, u.kept_token.size()));
+  const auto exchange = [&] {
+    return u.order.Exchange(back, first, first + kReturnTokens, u.score.data(), leaving);
+  };
+  int count = u.order.known() ? exchange() : -1;
+  if (count < 0) {
+    u.order.List({.tokens = static_cast<int>(u.kept_token.size()),
+                  .score = u.score.data(),
+                  .weight = u.weight.data(),
+                  .token = u.kept_token.data(),
+                  .never_before = options_.sink_tokens},
+                 kernel);
+    count = exchange();
+  }
+  // What is written lies anywhere: all of it is asked for before the first of it is waited for.
+  for (int i = 0; i < count; ++i) {
+    const std::ptrdiff_t slot = leaving[i].slot;
+    __builtin_prefetch(&u.left[leaving[i].token], 1);
+    __builtin_prefetch(&u.weight[slot], 1);
+    __builtin_prefetch(&u.kept_token[slot], 1);
+    __builtin_prefetch(&u.slot_signs[slot * words_], 1);
+  }
+  for (int i = 0; i < count; ++i) Leave(u, leaving[i].token, {leaving[i].score, leaving[i].weight});
+  for (int i = 0; i < count; ++i) {
+    const LeavingOrder::Token& token = coming[i];
+    Place(u, token.token, token.slot);
+    u.score[token.slot] = token.score;
+    u.weight[token.slot] = token.weight;
+    moves.push_back({token.token, token.slot});
   }
   ++u.returned_pages;
   u.returned_tokens += count;
@@ -383,14 +405,14 @@ float RetainedHistory::score(int unit, std::int32_t token) const {
   if (remote_ != nullptr) return remote_->Read(unit, token + 1).score[token];
   const Unit& u = units_[unit];
   const std::ptrdiff_t at = PlaceOf(u, token);
-  return at >= 0 ? u.score[at] : options_.returns ? u.left_score[token] : 0;
+  return at >= 0 ? u.score[at] : options_.returns ? u.left[token].score : 0;
 }
 
 float RetainedHistory::weight(int unit, std::int32_t token) const {
   if (remote_ != nullptr) return remote_->Read(unit, token + 1).weight[token];
   const Unit& u = units_[unit];
   const std::ptrdiff_t at = PlaceOf(u, token);
-  return at >= 0 ? u.weight[at] : options_.returns ? u.left_weight[token] : 0;
+  return at >= 0 ? u.weight[at] : options_.returns ? u.left[token].weight : 0;
 }
 
 std::int64_t RetainedHistory::dropped_tokens() const {

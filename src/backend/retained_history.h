@@ -29,6 +29,7 @@
 #include <vector>
 
 #include "backend/growth_weights.h"
+#include "backend/leaving_order.h"
 #include "backend/plane_code.h"
 #include "base/host_device.h"
 #include "base/ids.h"
@@ -118,7 +119,7 @@ class RetainedHistory {
 
   /// Tables of units are kept by the backend from now on (before anything is in them): of what
   /// follows nothing that names a unit may be called but score and weight.
-  void KeepRemotely(std::shared_ptr<RemoteTables> tables) { remote_ = std::move(tables); }
+  void KeepRemotely(std::shared_ptr<RemoteTables> tables);
   RemoteTables* remote() const { return remote_.get(); }
   /// What a step did there, added to the sums over units.
   void CountRemotely(std::int64_t returned_pages, std::int64_t returned_tokens,
@@ -187,9 +188,16 @@ class RetainedHistory {
   std::uint32_t Kept(int unit, std::int32_t block) const { return units_[unit].kept[block]; }
   /// The attention so far of what takes part, in the order of attention: by slot, then the tokens
   /// from frontier() * 32 on, as far as there is room for (whole blocks). A row adds to it what
-  /// each token got, or its square.
+  /// each token got, or its square; nobody takes away from it, for returns count on that
+  /// (leaving_order.h).
   std::span<float> Scores(int unit) { return units_[unit].score; }
   void AddScores(int unit, std::span<const float> shares);
+  // Asks memory for what the next calls for a unit read: its own lines; what Return of `page` does.
+  void AskFor(int unit) const {
+    const auto* const at = reinterpret_cast<const char*>(&units_[unit]);
+    for (std::size_t line = 0; line < kHotBytes; line += 64) __builtin_prefetch(at + line);
+  }
+  void AskFor(int unit, std::int32_t page) const;
   /// masses [2 frontier()]: of each page of 16 tokens, what a query head would give to its dropped
   /// ones, in units of what it gives to all that take part. The page that should return, or -1.
   std::int32_t Wanted(int unit, std::span<const float> masses) const;
@@ -216,25 +224,34 @@ class RetainedHistory {
     std::vector<std::int8_t> codes;   // [rows][head_dim]
     std::vector<float> inverse_norm;  // [rows], of the codes
   };
-  struct Unit {
+  /// What a token had when it left.
+  struct Left {
+    float score = 0, weight = 0;
+  };
+  /// What a step touches comes first.
+  struct alignas(64) Unit {
+    // Of what takes part, one behind the other, as Scores: they are read in each step, and weights
+    // once a block.
+    std::vector<float> score, weight;
     std::vector<std::int32_t> kept_token;  // by slot
     std::vector<std::uint32_t> kept;       // by block
-    // Of what takes part, one behind the other, as Scores: they are read in each step, and for each
-    // return.
-    std::vector<float> score, weight;
+    std::vector<std::int32_t> lost;        // pages
     // With returns only. Of dropped tokens, by token; signs of all, [token][words_], and of kept
-    // ones, [slot][words_].
-    std::vector<float> left_score, left_weight;
+    // ones, [slot][words_]; who of these leaves next.
+    std::vector<Left> left;
+    LeavingOrder order;
     std::vector<std::uint64_t> signs, slot_signs;
+    std::int64_t returned_pages = 0, returned_tokens = 0;
+    std::vector<float> mean;      // [head_dim] of keys, once one was noted
     Keys slot_keys, whole_keys;   // without: by slot; of tokens from frontier() on
     std::vector<double> key_sum;  // [head_dim]
     std::int64_t keys_summed = 0;
-    std::vector<std::int32_t> lost;  // pages
-    std::int64_t returned_pages = 0, returned_tokens = 0;
   };
+  static constexpr std::size_t kHotBytes =
+      6 * sizeof(std::vector<float>) + sizeof(LeavingOrder) + 2 * sizeof(std::vector<float>);
   float WeightAt(float likeness) const;
   void Place(Unit& unit, std::int32_t token, std::int32_t slot);
-  void Leave(Unit& unit, std::int32_t token, std::size_t at);
+  void Leave(Unit& unit, std::int32_t token, Left left);
   /// Where a token that takes part is in Unit::score; of others -1.
   std::ptrdiff_t PlaceOf(const Unit& unit, std::int32_t token) const;
   void NoteSigns(Unit& unit, std::span<const float> keys, const KeyKernel& kernel);

@@ -122,10 +122,13 @@ void WatchRows(const std::uint8_t* rows, int dim, int columns, const std::int8_t
   }
 }
 
-PLIANT_TARGET_VNNI int FewestSigns(int count, const std::uint64_t* rows, int later_count,
-                                   const std::uint64_t* later, std::int32_t* fewest) {
+PLIANT_TARGET_VNNI void FewestSigns(int count, const std::uint64_t* rows, int later_count,
+                                    const std::uint64_t* later, std::int32_t* fewest) {
   int done = 0;
+  constexpr int kAhead = 64;
   for (; done + 16 <= count; done += 16) {
+    _mm_prefetch(reinterpret_cast<const char*>(rows + done + kAhead), _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(rows + done + kAhead + 8), _MM_HINT_T0);
     const __m512i a = _mm512_loadu_si512(rows + done), b = _mm512_loadu_si512(rows + done + 8);
     __m512i least_a = _mm512_set1_epi64(64), least_b = least_a;
     for (int j = 0; j < later_count; ++j) {
@@ -139,7 +142,18 @@ PLIANT_TARGET_VNNI int FewestSigns(int count, const std::uint64_t* rows, int lat
     _mm256_storeu_si256(to, _mm512_cvtepi64_epi32(least_a));
     _mm256_storeu_si256(to + 1, _mm512_cvtepi64_epi32(least_b));
   }
-  return done;
+  for (; done < count; ++done) {  // few: the later ones side by side
+    const __m512i row = _mm512_set1_epi64(static_cast<long long>(rows[done]));
+    __m512i least = _mm512_set1_epi64(64);
+    for (int j = 0; j < later_count; j += 8) {
+      const auto some =
+          static_cast<__mmask8>(later_count - j >= 8 ? 0xff : (1 << (later_count - j)) - 1);
+      const __m512i differ =
+          _mm512_popcnt_epi64(_mm512_xor_si512(_mm512_maskz_loadu_epi64(some, later + j), row));
+      least = _mm512_mask_min_epu64(least, some, least, differ);
+    }
+    fewest[done] = static_cast<std::int32_t>(_mm512_reduce_min_epu64(least));
+  }
 }
 
 }  // namespace pliant::avx512

@@ -19,8 +19,8 @@ inline constexpr int kWatchColumns = 4;
 void WatchRows(const std::uint8_t* rows, int dim, int columns, const std::int8_t* const* low,
                const std::int8_t* const* high, std::int32_t (*sums)[kBlockTokens]);
 
-/// KeyKernel::fewest for rows of one word; how many rows were done: whole vectors.
-int FewestSigns(int count, const std::uint64_t* rows, int later_count, const std::uint64_t* later,
-                std::int32_t* fewest);
+/// KeyKernel::fewest for rows of one word.
+void FewestSigns(int count, const std::uint64_t* rows, int later_count, const std::uint64_t* later,
+                 std::int32_t* fewest);
 
 }  // namespace pliant::avx512

@@ -381,6 +381,7 @@ void CpuKvImpl::MindHistory(const HistoryTable& table, int layer, int kv_head,
     if (!history_.page_masses(table, unit, attention, scratch)) break;
     const std::int32_t page = history.Wanted(unit, scratch);
     if (page < 0) break;
+    history.AskFor(unit, page);
     if (!ReturnRows(Memory(), history, layer, kv_head, page, table.kept)) continue;
     attend_again();
     ++returned;
@@ -477,6 +478,13 @@ void CpuKvImpl::RunItem(const AttentionItem& item, int layer, float softmax_scal
   const std::size_t stride = tile.Columns() * PartialFloats(dim);
   const auto watch_split = [&](int split) {
     head.blocks = histories_.Views(table->first_dropped);
+    if (split == 0) {
+      // The unit's scores have not been touched since the step before.
+      tile.soon = table->history->Scores(table->history->UnitOf(layer, item.kv_head)).data();
+      tile.soon_count = table->tokens;
+    } else {
+      tile.soon_count = 0;
+    }
     const int first = split * kSplitTokens;
     watch_(head, tile, first, std::min(first + kSplitTokens, table->watched()),
            all + join.watched + std::ptrdiff_t{split} * tile.Columns() * kSplitTokens);
@@ -489,12 +497,6 @@ void CpuKvImpl::RunItem(const AttentionItem& item, int layer, float softmax_scal
     }
     attend(split, partials + split * stride);
   };
-  if (table != nullptr && item.split == 0 && !item.watches) {
-    // The unit's scores have not been touched since the step before, and are wanted soon.
-    const auto scores = table->history->Scores(table->history->UnitOf(layer, item.kv_head));
-    for (int t = 0; t < table->tokens; t += kLine / sizeof(float))
-      __builtin_prefetch(&scores[t], 1);
-  }
   if (item.whole) {
     for (int split = 0; split < join.items - join.splits; ++split) watch_split(split);
     for (int split = 0; split < join.splits; ++split) attend_split(split);
@@ -531,6 +533,12 @@ void CpuKvImpl::Attention(int layer, int heads, float softmax_scale, KvRows quer
   PLIANT_CHECK(layer >= 0 && layer < geometry_.layers, "layer out of range");
   PrepareAttention(heads);
   pool_->ForEach(static_cast<std::int64_t>(plan_.items.size()), [&](std::int64_t i, int worker) {
+    // What the next item reads first of its unit, so that it need not wait for it.
+    if (const std::size_t next = static_cast<std::size_t>(i) + 1; next < plan_.items.size()) {
+      const AttentionItem& item = plan_.items[next];
+      if (const HistoryTable* table = histories_.TableOf(item.sequence); table != nullptr)
+        table->history->AskFor(table->history->UnitOf(layer, item.kv_head));
+    }
     RunItem(plan_.items[i], layer, softmax_scale, query, out, worker);
   });
 }

@@ -71,6 +71,10 @@ struct QueryTile {
   /// `end` in the last block. Only for one row, and up to narrow_columns columns.
   float* weights = nullptr;
   float* bases = nullptr;
+  /// What is wanted soon after: WatchKernel asks for it, a piece with each block, so that nobody
+  /// waits.
+  const float* soon = nullptr;
+  int soon_count = 0;
 
   int Columns() const { return rows * group; }
   int LastPosition() const { return first_position + rows - 1; }

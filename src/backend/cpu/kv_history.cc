@@ -127,19 +127,22 @@ V AddShare(V weight, V factor, V sum) {
 }
 
 /// Blocks [0, blocks) of one split: scores += sum over columns of weights * factors[column][block],
-/// or of its square.
-template <bool kSquared>
-void AddWeights(int blocks, int columns, const float* weights, const float (*factors)[kSplitBlocks],
-                float* scores) {
+/// or of its square. kColumns: as many as there are, or 0.
+template <bool kSquared, int kColumns>
+void AddWeights(int blocks, int columns, const float* HWY_RESTRICT weights,
+                const float (*HWY_RESTRICT factors)[kSplitBlocks], float* HWY_RESTRICT scores) {
   const F32 d;
   const int lanes = static_cast<int>(hn::Lanes(d));
-  for (int t = 0; t < blocks * kBlockTokens; t += lanes) {
-    auto sum = hn::LoadU(d, scores + t);
-    for (int column = 0; column < columns; ++column) {
-      const auto factor = hn::Set(d, factors[column][t / kBlockTokens]);
-      sum = AddShare<kSquared>(hn::LoadU(d, weights + column * kSplitTokens + t), factor, sum);
+  if (kColumns > 0) columns = kColumns;
+  for (int b = 0; b < blocks; ++b) {
+    for (int t = b * kBlockTokens; t < (b + 1) * kBlockTokens; t += lanes) {
+      auto sum = hn::LoadU(d, scores + t);
+      for (int column = 0; column < columns; ++column) {
+        sum = AddShare<kSquared>(hn::LoadU(d, weights + column * kSplitTokens + t),
+                                 hn::Set(d, factors[column][b]), sum);
+      }
+      hn::StoreU(sum, d, scores + t);
     }
-    hn::StoreU(sum, d, scores + t);
   }
 }
 
@@ -193,7 +196,16 @@ void AddScoresAs(int tokens, const UnitAttention& attention, std::span<float> sc
         hn::StoreU(hn::Mul(weight, hn::Set(d, shares[column])), d, factors[column] + b);
       }
     }
-    AddWeights<kSquared>(count, columns, weights, factors, to);
+    switch (columns) {
+      case 3:
+        AddWeights<kSquared, 3>(count, columns, weights, factors, to);
+        break;
+      case 4:
+        AddWeights<kSquared, 4>(count, columns, weights, factors, to);
+        break;
+      default:
+        AddWeights<kSquared, 0>(count, columns, weights, factors, to);
+    }
   }
 }
 

@@ -41,7 +41,44 @@ void JoinBytes(int dim, const std::uint8_t* HWY_RESTRICT high, const std::uint8_
   }
 }
 
-void Decode(const CodedKeys& coded, float* HWY_RESTRICT keys) {
+/// For heads of kDim, a row of which stays in registers.
+template <int kDim>
+void DecodeRows(const CodedKeys& coded, float* HWY_RESTRICT keys) {
+  const F32 d;
+  const I32 d32;
+  constexpr int kLanes = static_cast<int>(hn::MaxLanes(F32())), kVectors = kDim / kLanes;
+  constexpr int kMixed = kMixedChannels / kLanes, kHalf = kVectors / 2;
+  alignas(64) std::uint8_t codes[kDim];
+  for (int t = 0; t < kBlockTokens; ++t, keys += kDim) {
+    JoinBytes(kDim, coded.rows[0] + t * (kDim / 2), coded.rows[1] + t * (kDim / 2), codes);
+    std::uint16_t scale;
+    std::memcpy(&scale, coded.scales + t * sizeof(scale), sizeof(scale));
+    // The code is read as its midpoint, (256 code + 128 - 32768) / 32768 of the scale: exact.
+    const auto step = hn::Set(d, Bf16ToFloat(scale));
+    hn::VFromD<F32> row[kVectors];
+    for (int i = 0; i < kVectors; ++i) {
+      const auto code =
+          hn::ConvertTo(d, hn::PromoteTo(d32, hn::LoadU(Bytes(), codes + i * kLanes)));
+      row[i] = hn::Mul(step, hn::Mul(hn::Sub(code, hn::Set(d, 127.5f)), hn::Set(d, 1.0f / 128)));
+    }
+    for (int i = 0; i < kVectors; i += kMixed) MixVectors(d, kQueryMix, row + i);  // the inverse
+    for (int i = 0; coded.channel_scale != nullptr && i < kVectors; ++i) {
+      const auto scaled = hn::Mul(row[i], hn::LoadU(d, coded.channel_scale + i * kLanes));
+      row[i] = hn::Add(scaled, hn::LoadU(d, coded.channel_center + i * kLanes));
+    }
+    const float* cosines = coded.cosine + static_cast<std::ptrdiff_t>(t) * (kDim / 2);
+    const float* sines = coded.sine + static_cast<std::ptrdiff_t>(t) * (kDim / 2);
+    for (int i = 0; i < kHalf; ++i) {
+      const auto cosine = hn::LoadU(d, cosines + i * kLanes);
+      const auto sine = hn::LoadU(d, sines + i * kLanes);
+      const auto a = row[i], b = row[i + kHalf];
+      hn::StoreU(hn::MulAdd(b, sine, hn::Mul(a, cosine)), d, keys + i * kLanes);
+      hn::StoreU(hn::NegMulAdd(a, sine, hn::Mul(b, cosine)), d, keys + (i + kHalf) * kLanes);
+    }
+  }
+}
+
+void DecodeAnyRows(const CodedKeys& coded, float* HWY_RESTRICT keys) {
   const F32 d;
   const I32 d32;
   const int dim = coded.head_dim, half = dim / 2, lanes = static_cast<int>(hn::Lanes(d));
@@ -74,6 +111,17 @@ void Decode(const CodedKeys& coded, float* HWY_RESTRICT keys) {
   }
 }
 
+void Decode(const CodedKeys& coded, float* HWY_RESTRICT keys) {
+  switch (coded.head_dim) {
+    case 64:
+      return DecodeRows<64>(coded, keys);
+    case 128:
+      return DecodeRows<128>(coded, keys);
+    default:
+      return DecodeAnyRows(coded, keys);
+  }
+}
+
 void Signs(int rows, int dim, const float* HWY_RESTRICT keys, const float* HWY_RESTRICT mean,
            std::uint64_t* HWY_RESTRICT signs) {
   const F32 d;
@@ -97,12 +145,10 @@ void Signs(int rows, int dim, const float* HWY_RESTRICT keys, const float* HWY_R
 
 void Fewest(int words, int count, const std::uint64_t* rows, int later_count,
             const std::uint64_t* later, std::int32_t* fewest) {
-  int done = 0;
 #if HWY_TARGET == HWY_AVX3
-  if (words == 1) done = avx512::FewestSigns(count, rows, later_count, later, fewest);
+  if (words == 1) return avx512::FewestSigns(count, rows, later_count, later, fewest);
 #endif
-  ScalarKeyKernel().fewest(words, count - done, rows + static_cast<std::ptrdiff_t>(done) * words,
-                           later_count, later, fewest + done);
+  ScalarKeyKernel().fewest(words, count, rows, later_count, later, fewest);
 }
 
 /// Of the tokens [at, at + Lanes) of a table.

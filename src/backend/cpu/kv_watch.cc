@@ -197,6 +197,11 @@ void Watch(const AttentionHead& head, const QueryTile& tile, int first, int end,
   Queries q;
   alignas(64) std::int32_t sums[kColumns][kBlockTokens];
   alignas(64) float scales[kBlockTokens];
+  const auto* const soon = reinterpret_cast<const std::byte*>(tile.soon);
+  const std::ptrdiff_t soon_bytes = tile.soon_count * static_cast<std::ptrdiff_t>(sizeof(float));
+  const std::ptrdiff_t soon_each =
+      soon_bytes / ((end - first) / kBlockTokens) / 64 * 64 + 64;  // with a block
+  std::ptrdiff_t asked = 0;
   for (int column = 0; column < tile.Columns(); column += kColumns) {
     const int columns = std::min(kColumns, tile.Columns() - column);
     if (column == 0) AskForKeys(head, first, end);
@@ -204,7 +209,11 @@ void Watch(const AttentionHead& head, const QueryTile& tile, int first, int end,
     for (int at = first; at < end; at += kBlockTokens) {
       float* to = logits + static_cast<std::ptrdiff_t>(column) * kSplitTokens + (at - first);
       const PageId page = head.blocks[at / kBlockTokens].k[0];
-      if (column == 0) AskForKeys(head, at + kBlockTokens, end);
+      if (column == 0) {
+        AskForKeys(head, at + kBlockTokens, end);
+        const std::ptrdiff_t until = std::min(asked + soon_each, soon_bytes);
+        for (; asked < until; asked += 64) __builtin_prefetch(soon + asked, 1);
+      }
       if (!page.valid()) {
         for (int c = 0; c < columns; ++c)
           std::fill_n(to + c * kSplitTokens, kBlockTokens, -std::numeric_limits<float>::infinity());

@@ -14,12 +14,12 @@
 HWY_BEFORE_NAMESPACE();
 namespace pliant {
 namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
 
 /// A stage of MixChannels that joins lanes of one vector, kApart from each other: lanes whose
 /// number has that bit hold b of (a, b) and become a - b.
 template <int kApart, class V>
 HWY_INLINE V JoinLanes(V v) {
-  namespace hn = hwy::HWY_NAMESPACE;
   const hn::DFromV<V> d;
   const hn::RebindToUnsigned<decltype(d)> du;
   const auto bit = hn::And(hn::Iota(du, 0), hn::Set(du, std::uint32_t{kApart}));
@@ -36,30 +36,38 @@ HWY_INLINE V JoinLanes(V v) {
   }
 }
 
-/// `dim` floats at x; d: at most 16 lanes.
+/// kMixedChannels floats in as many vectors as they fill, times `factor`; d: at most 16 lanes.
+template <class D>
+HWY_INLINE void MixVectors(D d, float factor, hn::VFromD<D>* v) {
+  constexpr int kLanes = static_cast<int>(hn::MaxLanes(D()));
+  constexpr int kVectors = kMixedChannels / kLanes;
+  for (int i = 0; i < kVectors; ++i) {
+    auto w = JoinLanes<2>(JoinLanes<1>(v[i]));
+    if constexpr (kLanes > 4) w = JoinLanes<4>(w);
+    if constexpr (kLanes > 8) w = JoinLanes<8>(w);
+    v[i] = w;
+  }
+  for (int apart = 1; apart < kVectors; apart *= 2) {
+    for (int i = 0; i < kVectors; ++i) {
+      if ((i & apart) != 0) continue;
+      const auto a = v[i], b = v[i + apart];
+      v[i] = hn::Add(a, b);
+      v[i + apart] = hn::Sub(a, b);
+    }
+  }
+  for (int i = 0; i < kVectors; ++i) v[i] = hn::Mul(v[i], hn::Set(d, factor));
+}
+
+/// `dim` floats at x.
 template <class D>
 HWY_INLINE void Mix(D d, int dim, float factor, float* HWY_RESTRICT x) {
-  namespace hn = hwy::HWY_NAMESPACE;
   constexpr int kLanes = static_cast<int>(hn::MaxLanes(D()));
   constexpr int kVectors = kMixedChannels / kLanes;
   for (int first = 0; first < dim; first += kMixedChannels) {
     hn::VFromD<D> v[kVectors];
-    for (int i = 0; i < kVectors; ++i) {
-      auto w = JoinLanes<2>(JoinLanes<1>(hn::LoadU(d, x + first + i * kLanes)));
-      if constexpr (kLanes > 4) w = JoinLanes<4>(w);
-      if constexpr (kLanes > 8) w = JoinLanes<8>(w);
-      v[i] = w;
-    }
-    for (int apart = 1; apart < kVectors; apart *= 2) {
-      for (int i = 0; i < kVectors; ++i) {
-        if ((i & apart) != 0) continue;
-        const auto a = v[i], b = v[i + apart];
-        v[i] = hn::Add(a, b);
-        v[i + apart] = hn::Sub(a, b);
-      }
-    }
-    for (int i = 0; i < kVectors; ++i)
-      hn::StoreU(hn::Mul(v[i], hn::Set(d, factor)), d, x + first + i * kLanes);
+    for (int i = 0; i < kVectors; ++i) v[i] = hn::LoadU(d, x + first + i * kLanes);
+    MixVectors(d, factor, v);
+    for (int i = 0; i < kVectors; ++i) hn::StoreU(v[i], d, x + first + i * kLanes);
   }
 }
 
