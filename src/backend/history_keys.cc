@@ -55,6 +55,23 @@ void Fewest(int words, int count, const std::uint64_t* rows, int later_count,
   }
 }
 
+void Nearest(int dim, int count, const std::int8_t* rows, int from, const std::int8_t* later,
+             const float* norms, float* nearest) {
+  const auto size = static_cast<std::size_t>(dim);
+  const std::vector<std::int16_t> wide(later, later + kBlockTokens * size);  // as products are
+  std::vector<std::int16_t> row(size);
+  for (int i = 0; i < count; ++i, rows += dim) {
+    std::copy_n(rows, size, row.begin());
+    nearest[i] = 0;
+    for (std::size_t t = static_cast<std::size_t>(std::max(0, from + i)); t < kBlockTokens; ++t) {
+      std::int32_t dot = 0;
+      for (std::size_t c = 0; c < size; ++c)
+        dot += std::int32_t{row[c]} * std::int32_t{wide[t * size + c]};
+      nearest[i] = std::max(nearest[i], static_cast<float>(dot) * norms[t]);
+    }
+  }
+}
+
 void LeastUseful(const UseTable& table, int count, std::int32_t* uses, std::int32_t* places) {
   for (int i = 0; i < table.tokens; ++i) {
     const std::int32_t token = table.token[i];
@@ -70,7 +87,7 @@ void LeastUseful(const UseTable& table, int count, std::int32_t* uses, std::int3
   std::sort(places, places + count);
 }
 
-constexpr KeyKernel kScalar = {Decode, Signs, Fewest, LeastUseful};
+constexpr KeyKernel kScalar = {Decode, Signs, Fewest, Nearest, LeastUseful};
 
 }  // namespace
 

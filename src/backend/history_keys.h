@@ -1,7 +1,7 @@
 // Room: backend. What takes time in a RetainedHistory between attention: likeness between keys (out
-// of their code, their signs, how many signs differ), and who is of least use. The functions of
-// ScalarKeyKernel are the oracle; a backend may have vectors for them (cpu/kv_keys.cc). Pure
-// functions, any thread.
+// of their code, their signs, how many signs differ, products of 8-bit codes), and who is of least
+// use. The functions of ScalarKeyKernel are the oracle; a backend may have vectors for them
+// (cpu/kv_keys.cc). Pure functions, any thread.
 #pragma once
 
 #include <cstddef>
@@ -49,6 +49,10 @@ struct KeyKernel {
   /// `later_count` rows at `later`, at least one.
   void (*fewest)(int words, int count, const std::uint64_t* rows, int later_count,
                  const std::uint64_t* later, std::int32_t* fewest);
+  /// nearest [count]: for row i of `count` rows of 8-bit codes, [dim] each, the largest of 0 and
+  /// its product with row t of the 32 rows of `later`, times norms[t], of those with t >= from + i.
+  void (*nearest)(int dim, int count, const std::int8_t* rows, int from, const std::int8_t* later,
+                  const float* norms, float* nearest);
   /// uses [tokens], and in `places` [tokens], of which the first `count` count, where the least
   /// useful are, in order of place: of equals those with the lowest tokens. 1 <= count <= tokens.
   void (*least_useful)(const UseTable& table, int count, std::int32_t* uses, std::int32_t* places);

@@ -80,7 +80,7 @@ void RetainedHistory::NoteKeys(int unit, std::span<const float> keys, const KeyK
   PLIANT_CHECK(keys.size() == static_cast<std::size_t>(kBlockTokens) * geometry_.head_dim &&
                    (noted_ + 1) * kBlockTokens <= reserved_,
                "keys of one block, with room for it");
-  options_.returns ? NoteSigns(u, keys, kernel) : NoteExactly(u, keys);
+  options_.returns ? NoteSigns(u, keys, kernel) : NoteExactly(u, keys, kernel);
   u.order.Forget();
 }
 
@@ -128,10 +128,9 @@ void RetainedHistory::NoteSigns(Unit& u, std::span<const float> keys, const KeyK
   }
 }
 
-void RetainedHistory::NoteExactly(Unit& u, std::span<const float> keys) {
+void RetainedHistory::NoteExactly(Unit& u, std::span<const float> keys, const KeyKernel& kernel) {
   const std::size_t dim = static_cast<std::size_t>(geometry_.head_dim);
   const double share = u.keys_summed > 0 ? 1.0 / static_cast<double>(u.keys_summed) : 0.0;
-  std::vector<std::int16_t> fresh(kBlockTokens * dim), old(dim);  // wide, as products are
   std::vector<float> row(dim);
   for (std::size_t t = 0; t < kBlockTokens; ++t) {
     float most = 0, squares = 0;
@@ -142,32 +141,30 @@ void RetainedHistory::NoteExactly(Unit& u, std::span<const float> keys) {
     const float step = most > 0 ? 127 / most : 0;
     for (std::size_t c = 0; c < dim; ++c) {
       const float code = std::nearbyint(row[c] * step);
-      fresh[t * dim + c] = static_cast<std::int16_t>(code);
       u.whole_keys.codes.push_back(static_cast<std::int8_t>(code));
       squares += code * code;
     }
     u.whole_keys.inverse_norm.push_back(squares > 0 ? 1 / std::sqrt(squares) : 0);
   }
+  const std::int8_t* fresh =
+      u.whole_keys.codes.data() + u.whole_keys.codes.size() - kBlockTokens * dim;
   const float* norms = &u.whole_keys.inverse_norm[u.whole_keys.inverse_norm.size() - kBlockTokens];
-  // What is older, and of the block itself what comes before: `from` is the first that is later.
-  const auto compare = [&](const Keys& table, std::size_t at, float& weight, int from) {
-    std::copy_n(table.codes.begin() + static_cast<std::ptrdiff_t>(at * dim), dim, old.begin());
-    float nearest = 0;
-    for (std::size_t t = static_cast<std::size_t>(from); t < kBlockTokens; ++t) {
-      std::int32_t dot = 0;
-      for (std::size_t c = 0; c < dim; ++c)
-        dot += std::int32_t{old[c]} * std::int32_t{fresh[t * dim + c]};
-      nearest = std::max(nearest, static_cast<float>(dot) * norms[t]);
+  // What is older, and of the block itself what comes before: row i is asked for later ones from
+  // `from` + i on.
+  std::vector<float> nearest;
+  const auto compare = [&](const Keys& table, int count, int from, float* weight) {
+    nearest.resize(static_cast<std::size_t>(count));
+    kernel.nearest(geometry_.head_dim, count, table.codes.data(), from, fresh, norms,
+                   nearest.data());
+    for (int i = 0; i < count; ++i) {
+      const float likeness = nearest[i] * table.inverse_norm[i];
+      if (nearest[i] > 0) weight[i] = std::min(weight[i], WeightAt(likeness));
     }
-    if (nearest > 0) weight = std::min(weight, WeightAt(nearest * table.inverse_norm[at]));
   };
-  const std::size_t kept = u.kept_token.size();
-  for (std::size_t s = 0; s < kept; ++s) compare(u.slot_keys, s, u.weight[s], 0);
-  const std::int32_t whole = frontier_ * kBlockTokens, first = noted_ * kBlockTokens;
-  for (std::int32_t t = whole; t < first + kBlockTokens; ++t) {
-    const auto at = static_cast<std::size_t>(t - whole);
-    compare(u.whole_keys, at, u.weight[kept + at], std::max(t + 1 - first, 0));
-  }
+  const auto kept = static_cast<int>(u.kept_token.size());
+  compare(u.slot_keys, kept, -kept, u.weight.data());
+  const std::int32_t older = (noted_ - frontier_) * kBlockTokens;
+  compare(u.whole_keys, older + kBlockTokens, 1 - older, u.weight.data() + kept);
 }
 
 void RetainedHistory::NoteQuery(int layer, int head, const float* query) {

@@ -255,7 +255,7 @@ class RetainedHistory {
   /// Where a token that takes part is in Unit::score; of others -1.
   std::ptrdiff_t PlaceOf(const Unit& unit, std::int32_t token) const;
   void NoteSigns(Unit& unit, std::span<const float> keys, const KeyKernel& kernel);
-  void NoteExactly(Unit& unit, std::span<const float> keys);
+  void NoteExactly(Unit& unit, std::span<const float> keys, const KeyKernel& kernel);
   void ForgetOldestWhole();
 
   KvGeometry geometry_;

@@ -17,6 +17,7 @@ TEST(HistoryLab, APromptIsScoredInWhateverChunksItComes) {
   PromptInChunks(Cpu(), {4, 1, 128, 1}, 260);
 }
 TEST(HistoryLab, BlocksOfMixedPrecisionAreDroppedExactly) { MixedPrecision(Cpu(), {4, 2, 64, 1}); }
+TEST(HistoryLab, ManyBlocksOfBothKinds) { ManyBlocks(Cpu(), 70); }
 TEST(HistoryLab, WhatCannotBeReadIsLostAndTheRowGoesOn) { LostPages(Cpu()); }
 TEST(HistoryLab, KeptBlocksAreMadeAnew) { Refilled(Cpu(), {2, 2}); }
 TEST(HistoryLab, WhatIsDroppedForGoodIsChosenByExactLikeness) {

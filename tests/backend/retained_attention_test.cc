@@ -514,6 +514,31 @@ TEST_P(RetainedAttentionLevel, KeysOfLikenessAreTheOracles) {
   }
 }
 
+TEST_P(RetainedAttentionLevel, TheNearestCodesAreTheOracles) {
+  const KeyKernel& oracle = ScalarKeyKernel();
+  const KeyKernel& kernel = ChooseKeyKernel(ChooseCpuLevel(GetParam()).value());
+  std::mt19937 random(43);
+  for (const int dim : {4, 32, 64, 96, 128, 256, 260, 70}) {
+    std::vector<std::int8_t> rows(79 * static_cast<std::size_t>(dim)), later(kBlockTokens * dim);
+    for (std::vector<std::int8_t>* codes : {&rows, &later}) {
+      for (std::int8_t& code : *codes) code = static_cast<std::int8_t>(random() % 255 - 127);
+    }
+    std::fill_n(rows.begin(), dim, std::int8_t{-127});  // as far as codes go, and no likeness
+    std::fill_n(later.begin(), dim, std::int8_t{127});
+    std::copy_n(rows.begin() + 2 * dim, dim, later.end() - dim);
+    std::vector<float> norms(kBlockTokens);
+    for (float& norm : norms) norm = std::ldexp(1.0f, -static_cast<int>(random() % 12));
+    for (const int count : {0, 1, 3, 79}) {
+      for (const int from : {-79, -3, 0, 1, 1 - 47, 30}) {
+        std::vector<float> nearest(79, -1), expected(79, -1);
+        kernel.nearest(dim, count, rows.data(), from, later.data(), norms.data(), nearest.data());
+        oracle.nearest(dim, count, rows.data(), from, later.data(), norms.data(), expected.data());
+        EXPECT_EQ(nearest, expected) << "dim " << dim << ", " << count << " from " << from;
+      }
+    }
+  }
+}
+
 TEST_P(RetainedAttentionLevel, TheLeastUsefulAreTheOracles) {
   const KeyKernel& oracle = ScalarKeyKernel();
   const KeyKernel& kernel = ChooseKeyKernel(ChooseCpuLevel(GetParam()).value());

@@ -42,7 +42,10 @@ INSTANTIATE_TEST_SUITE_P(Shapes, CudaHistoryShapes, ::testing::ValuesIn(kLabShap
                                   std::to_string(info.param.dim);
                          });
 
-TEST_F(CudaHistory, ManyBlocksOfBothKinds) { ManyBlocks(Gpu()); }
+TEST_F(CudaHistory, ManyBlocksOfBothKinds) {
+  ManyBlocks(Gpu());
+  ManyBlocks(Gpu(), 70);  // more kept ones than have their page ids at hand
+}
 TEST_F(CudaHistory, WhatCannotBeReadIsLostAndTheRowGoesOn) { LostPages(Gpu()); }
 TEST_F(CudaHistory, KeptBlocksAreMadeAnew) {
   Refilled(Gpu(), {2, 2});

@@ -89,12 +89,13 @@ inline void PromptInChunks(std::unique_ptr<Backend> backend, const LabShape& sha
 }
 
 /// So long that a kernel has several parts to work, of kept blocks and of whole ones.
-inline void ManyBlocks(std::unique_ptr<Backend> backend) {
-  HistoryLab lab(std::move(backend), {4, 2, 64, 1}, {.return_weight = 0.2f}, {1, 1}, 1200, 800);
+inline void ManyBlocks(std::unique_ptr<Backend> backend, int kept = 20) {
+  HistoryLab lab(std::move(backend), {4, 2, 64, 1}, {.return_weight = 0.2f}, {1, 1},
+                 1200 + 10 * kept, 800);
   const int a = lab.Add();
-  for (int i = 0; i < 3; ++i) lab.Step({800}, kSmall, false);
+  for (int tokens = 0; tokens < 1800 + 30 * kept; tokens += 800) lab.Step({800}, kSmall, false);
   lab.Note(a);
-  for (int i = 0; i < 36; ++i) DropAndLeave(lab, a, i < 20);
+  for (int i = 0; i < 16 + kept; ++i) DropAndLeave(lab, a, i < kept);
   for (int i = 0; i < 6 && !::testing::Test::HasFailure(); ++i) lab.Step({1}, kLarge);
   EXPECT_GT(lab[a].got->returned_pages(), 0);
 }

@@ -106,6 +106,41 @@ PLIANT_TARGET_VNNI void Watch(const std::uint8_t* rows, int dim, const std::int8
   }
 }
 
+/// 32 rows of codes by fours, a lane a row; sums begin at what the offset of unsigned codes adds.
+struct LaterCodes {
+  alignas(64) std::int32_t fours[kMostCodes / 4][kBlockTokens];
+  __m512i start[2], norms[2];
+};
+
+/// kRows rows at once, so that sums need not wait for each other.
+template <int kRows>
+PLIANT_TARGET_VNNI void NearestOf(int fours, const std::int8_t* rows, int from,
+                                  const LaterCodes& later, float* nearest) {
+  __m512i sums[kRows][2];
+  for (int r = 0; r < kRows; ++r) sums[r][0] = later.start[0], sums[r][1] = later.start[1];
+  for (int j = 0; j < fours; ++j) {
+    const __m512i a = _mm512_load_si512(later.fours[j]);
+    const __m512i b = _mm512_load_si512(later.fours[j] + 16);
+    for (int r = 0; r < kRows; ++r) {
+      const __m512i own =
+          _mm512_xor_si512(FourCodes(rows + (r * fours + j) * 4), _mm512_set1_epi8(-128));
+      sums[r][0] = _mm512_dpbusd_epi32(sums[r][0], own, a);
+      sums[r][1] = _mm512_dpbusd_epi32(sums[r][1], own, b);
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    const int first = from + r;
+    const std::uint32_t asked = first <= 0 ? ~0u : first >= kBlockTokens ? 0u : ~0u << first;
+    const __m512 a =
+        _mm512_maskz_mul_ps(static_cast<__mmask16>(asked), _mm512_cvtepi32_ps(sums[r][0]),
+                            _mm512_castsi512_ps(later.norms[0]));
+    const __m512 b =
+        _mm512_maskz_mul_ps(static_cast<__mmask16>(asked >> 16), _mm512_cvtepi32_ps(sums[r][1]),
+                            _mm512_castsi512_ps(later.norms[1]));
+    nearest[r] = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(a, b), _mm512_setzero_ps()));
+  }
+}
+
 }  // namespace
 
 void WatchRows(const std::uint8_t* rows, int dim, int columns, const std::int8_t* const* low,
@@ -154,6 +189,30 @@ PLIANT_TARGET_VNNI void FewestSigns(int count, const std::uint64_t* rows, int la
     }
     fewest[done] = static_cast<std::int32_t>(_mm512_reduce_min_epu64(least));
   }
+}
+
+PLIANT_TARGET_VNNI void NearestCodes(int dim, int count, const std::int8_t* rows, int from,
+                                     const std::int8_t* later, const float* norms, float* nearest) {
+  const int fours = dim / 4;
+  LaterCodes turned;
+  for (int t = 0; t < kBlockTokens; ++t) {
+    for (int j = 0; j < fours; ++j)
+      std::memcpy(&turned.fours[j][t], later + t * dim + 4 * j, sizeof(std::int32_t));
+  }
+  for (int half = 0; half < 2; ++half) {
+    __m512i sum = _mm512_setzero_si512();  // 128 times the codes of a row: own codes have an offset
+    for (int j = 0; j < fours; ++j) {
+      sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8(-128),
+                                _mm512_load_si512(turned.fours[j] + 16 * half));
+    }
+    turned.start[half] = _mm512_sub_epi32(_mm512_setzero_si512(), sum);
+    turned.norms[half] = _mm512_loadu_si512(norms + 16 * half);
+  }
+  int done = 0;
+  for (; done + 4 <= count; done += 4)
+    NearestOf<4>(fours, rows + done * dim, from + done, turned, nearest + done);
+  for (; done < count; ++done)
+    NearestOf<1>(fours, rows + done * dim, from + done, turned, nearest + done);
 }
 
 }  // namespace pliant::avx512

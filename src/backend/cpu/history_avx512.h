@@ -23,4 +23,9 @@ void WatchRows(const std::uint8_t* rows, int dim, int columns, const std::int8_t
 void FewestSigns(int count, const std::uint64_t* rows, int later_count, const std::uint64_t* later,
                  std::int32_t* fewest);
 
+/// KeyKernel::nearest for rows of at most kMostCodes, a multiple of 4.
+inline constexpr int kMostCodes = 256;
+void NearestCodes(int dim, int count, const std::int8_t* rows, int from, const std::int8_t* later,
+                  const float* norms, float* nearest);
+
 }  // namespace pliant::avx512

@@ -494,6 +494,13 @@ void CpuKvImpl::RunItem(const AttentionItem& item, int layer, float softmax_scal
       head.blocks = histories_.Views(table->first_taking_part);
       tile.weights = all + join.weights + std::ptrdiff_t{split} * tile.Columns() * kSplitTokens;
       tile.bases = all + join.bases + std::ptrdiff_t{split} * tile.Columns() * kSplitBlocks;
+      if (table->watched() == 0) {  // else watching asks for them
+        const std::span<const float> scores =
+            table->history->Scores(table->history->UnitOf(layer, item.kv_head));
+        const int end = std::min((split + 1) * kSplitTokens, table->tokens);
+        for (int at = split * kSplitTokens; at < end; at += 64 / static_cast<int>(sizeof(float)))
+          __builtin_prefetch(&scores[at], 1);
+      }
     }
     attend(split, partials + split * stride);
   };

@@ -151,6 +151,15 @@ void Fewest(int words, int count, const std::uint64_t* rows, int later_count,
   ScalarKeyKernel().fewest(words, count, rows, later_count, later, fewest);
 }
 
+void Nearest(int dim, int count, const std::int8_t* rows, int from, const std::int8_t* later,
+             const float* norms, float* nearest) {
+#if HWY_TARGET == HWY_AVX3
+  if (dim % 4 == 0 && dim <= avx512::kMostCodes)
+    return avx512::NearestCodes(dim, count, rows, from, later, norms, nearest);
+#endif
+  ScalarKeyKernel().nearest(dim, count, rows, from, later, norms, nearest);
+}
+
 /// Of the tokens [at, at + Lanes) of a table.
 template <class D>
 HWY_INLINE hn::VFromD<D> UsesAt(D d32, const UseTable& table, int at) {
@@ -234,7 +243,7 @@ void LeastUseful(const UseTable& table, int count, std::int32_t* uses, std::int3
   PlacesBelow(size, BoundOf(size, count, places).value, places, places);
 }
 
-constexpr KeyKernel kKeys = {Decode, Signs, Fewest, LeastUseful};
+constexpr KeyKernel kKeys = {Decode, Signs, Fewest, Nearest, LeastUseful};
 const KeyKernel& Keys() { return kKeys; }
 
 }  // namespace HWY_NAMESPACE

@@ -252,7 +252,7 @@ __device__ void Return(HistoryWork<D>& w, int page) {
   const int count = ExchangeTokens(w, page);
   w.Await(kStageV);
   CopyRows<D>(
-      w.s.moves, count, t, w.Ids(0), w.a.pages, w.a.page_bytes, w.UnitAt(),
+      w.s.moves, count, t, w.IdsAt(0), w.a.pages, w.a.page_bytes, w.UnitAt(),
       [&w](int block, int plane) {
         return w.Staged(w.StagedAt(block) + (plane < kPlanes ? plane : w.kept_k + plane - kPlanes));
       });

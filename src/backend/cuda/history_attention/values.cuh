@@ -73,7 +73,7 @@ __device__ __forceinline__ void AddValues(const UnitPlanes& v, int planes,
     const float other = __shfl_xor_sync(kAllLanes, largest, m);
     largest = other > largest || isnan(other) ? other : largest;
   }
-  const float to_integer = largest > 1e-30f && largest < INFINITY ? 0x1p31f / largest : 0.f;
+  const float to_integer = largest > 1e-29f && largest < INFINITY ? 0x1p31f / largest : 0.f;
   std::uint32_t codes[4];
 #pragma unroll
   for (int j = 0; j < 4; ++j) codes[j] = __float2uint_rn(weights[j] * to_integer);

@@ -17,10 +17,11 @@ namespace pliant::cuda {
 inline constexpr int kHistoryWarps = 16, kHistoryThreads = kHistoryWarps * 32;
 inline constexpr int kChunkHeads = 4;  // that a warp works on at once
 inline constexpr int kMostChunks = kMostGroup / kChunkHeads;
-inline constexpr int kSharedIds = 64;             // blocks of which the page ids are at hand
-inline constexpr int kSharedBlocks = 512;         // dropped ones of which the kept bits are
-inline constexpr int kMostLogitBytes = 48 << 10;  // in shared memory; more lie in device memory
-inline constexpr int kSumFloats = 8192;           // of the outputs of warps side by side
+inline constexpr int kSharedIds = 64;      // blocks of which the page ids are at hand
+inline constexpr int kSharedBlocks = 512;  // dropped ones of which the kept bits are
+// In shared memory, of which there are 99 KiB at least; more lie in device memory.
+inline constexpr int kMostLogitBytes = 40 << 10;
+inline constexpr int kSumFloats = 8192;  // of the outputs of warps side by side
 /// Units that are asked for together: of K, of V, of dropped blocks.
 enum Stage { kStageK, kStageV, kStageDropped, kStages };
 inline constexpr std::uint32_t kAllLanes = 0xffffffffu;
@@ -132,7 +133,7 @@ struct HistoryWork {
     }
   }
   __device__ bool Watches() const {
-    return r.tables.returns && r.frontier > 0 && r.kept_blocks > 0;
+    return r.tables.returns && r.tables.most_returns > 0 && r.frontier > 0 && r.kept_blocks > 0;
   }
   /// Warps whose outputs have room side by side.
   __device__ int OutputSlots() const { return min(kHistoryWarps, kSumFloats / (group * D)); }
