@@ -41,18 +41,6 @@ struct UnitPlanes {
       }
     }
   }
-  __device__ void Words(int byte, uint4 (&words)[kPlanes]) const {
-    std::uint32_t absent = 0x88888888u;
-#pragma unroll
-    for (int p = 0; p < kPlanes; ++p) {
-      if (plane[p] != nullptr) {
-        words[p] = *reinterpret_cast<const uint4*>(plane[p] + byte);
-      } else {
-        words[p] = make_uint4(absent, absent, absent, absent);
-        absent = 0;
-      }
-    }
-  }
   template <int D>
   __device__ float Scale(int token) const {
     const std::uint32_t bits =
@@ -60,10 +48,6 @@ struct UnitPlanes {
     return __uint_as_float(bits << 16);
   }
 };
-
-__device__ __forceinline__ std::uint32_t Word(const uint4& four, int i) {
-  return i == 0 ? four.x : i == 1 ? four.y : i == 2 ? four.z : four.w;
-}
 
 /// The codes, less their bias, of the low digits of a word's four bytes and of the high ones.
 struct Codes {

@@ -10,7 +10,7 @@ namespace pliant::cuda {
 /// What does not depend on anything else, all on its way at once.
 template <int D>
 __device__ void LoadInputs(HistoryWork<D>& w) {
-  constexpr int kThird = kHistoryThreads / 4;
+  constexpr int kQuarter = kHistoryThreads / 4;
   const int thread = static_cast<int>(threadIdx.x);
   if (thread < kStages) {
 #if __CUDA_ARCH__ >= 900
@@ -20,19 +20,19 @@ __device__ void LoadInputs(HistoryWork<D>& w) {
     BarrierInit(SharedAddress(&w.s.arrived[thread]), kHistoryThreads);
 #endif
   }
-  if (thread < 2 * kThird) {
+  if (thread < 2 * kQuarter) {
     const float4* const q = reinterpret_cast<const float4*>(
         w.a.q + w.r.row * w.a.q_stride + static_cast<std::int64_t>(w.kv_head) * w.group * D);
 #pragma unroll 1
-    for (int i = thread; i < w.group * D / 4; i += 2 * kThird)
+    for (int i = thread; i < w.group * D / 4; i += 2 * kQuarter)
       reinterpret_cast<float4*>(w.s.queries)[i] = q[i];
-  } else if (thread < 3 * kThird) {
+  } else if (thread < 3 * kQuarter) {
 #pragma unroll 1
-    for (int i = thread - 2 * kThird; i < min(w.part_blocks, kSharedIds) * 2; i += kThird)
+    for (int i = thread - 2 * kQuarter; i < min(w.part_blocks, kSharedIds) * 2; i += kQuarter)
       reinterpret_cast<uint4*>(w.s.ids)[i] = reinterpret_cast<const uint4*>(w.IdsAt(i / 2))[i % 2];
   } else if (w.Watches()) {
 #pragma unroll 1
-    for (int b = thread - 3 * kThird; b < min(w.r.frontier, kSharedBlocks); b += kThird)
+    for (int b = thread - 3 * kQuarter; b < min(w.r.frontier, kSharedBlocks); b += kQuarter)
       w.s.kept[b] = *w.KeptAt(b);
   }
   __syncthreads();
